@@ -1,0 +1,168 @@
+"""Log events of one start, folded into phases, markers and load progress.
+
+Pure: the same fold serves the timeline (live and replay) and `parse`.  CONTRACT section 4, "phase".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PHASE_OF_EVENT: Mapping[str, str] = {
+    "start": "spawned",
+    "args": "spawned",
+    "dist_init_begin": "distributed_init",
+    "dist_init_end": "distributed_init",
+    "load_begin": "loading_weights",
+    "load_progress": "loading_weights",
+    "download_progress": "loading_weights",
+    "draft_load_begin": "loading_weights",
+    "load_end": "post_load",
+    "draft_load_end": "post_load",
+    "post_load": "post_load",
+    "memory_pool": "memory_pool",
+    "profile": "memory_pool",
+    "compile_begin": "compiling",
+    "compile_progress": "compiling",
+    "compile_end": "compiling",
+    "autotune_begin": "compiling",
+    "autotune_progress": "compiling",
+    "autotune_end": "compiling",
+    "capture_begin": "capturing_graphs",
+    "capture_progress": "capturing_graphs",
+    "capture_end": "capturing_graphs",
+    "warmup_begin": "warming_up",
+    "warmup_progress": "warming_up",
+    "warmup_end": "warming_up",
+    "listening": "listening",
+    "ready": "ready",
+    "shutdown": "stopped",
+}
+
+COUNTERS = frozenset(event for event in PHASE_OF_EVENT if event.endswith("_progress"))
+"""Events that carry k of n: progress only when k rises, or a new bar begins."""
+
+MARKERS = frozenset(PHASE_OF_EVENT) - COUNTERS - {"start", "args", "listening", "ready", "shutdown"}
+"""Start-up markers: what a rank passes on its way; always progress."""
+
+PROGRESS_EVENTS = MARKERS | COUNTERS | {"start", "args", "listening", "ready"}
+
+FIRST_RANK = "TP0"
+"""Owner of a bar or marker that names no rank, when the server has ranks at all."""
+
+PARTIAL_LOAD = ("load_progress", "download_progress")
+
+
+@dataclass(slots=True)
+class RankStartup:
+    """How far one rank came.  `load_progress` 0..1, None = nothing known."""
+
+    phase: str = "spawned"
+    markers: set[str] = field(default_factory=set)
+    load_progress: float | None = None
+    last_progress: float | None = None  # in the clock of the events
+    bars: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Startup:
+    """The present start, as its log tells it.  Times are those of the events (monotonic seconds, or lines)."""
+
+    phase: str = "spawned"
+    phase_since: float = 0.0
+    starts: int = 0
+    ready_at: float | None = None
+    fatal_at: float | None = None
+    fatal_rank: str | None = None
+    shutdown_at: float | None = None
+    last_progress: float | None = None
+    last_dated: float | None = None
+    novel_in_a_row: int = 0
+    ranks: dict[str, RankStartup] = field(default_factory=dict)
+    open_autotunes: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+
+    def rank(self, name: str | None) -> RankStartup:
+        return self.ranks.setdefault(name or FIRST_RANK, RankStartup())
+
+    def begins_anew(self, event: str) -> bool:
+        """Whether `event` opens another start: `start`, or `args` when this start is past its own."""
+        if event == "start":
+            return bool(self.seen - {"start"}) or "start" in self.seen
+        return event == "args" and bool(self.seen - {"start"})
+
+    def apply(
+        self, event: str, rank: str | None, fields: Mapping[str, float | str], at: float, dated: float | None = None
+    ) -> bool:
+        """Fold one event in; True when it is progress.
+
+        Unknown fields are ignored.  A *_progress event without a usable counter is no progress.
+        """
+        if self.begins_anew(event):
+            self._reset(at)
+        if event in ("start", "args") and not self.seen:
+            self.starts += 1
+            self.phase_since = at
+        self.seen.add(event)
+        moved = self._counter_moves(event, rank, fields) if event in COUNTERS else event in PROGRESS_EVENTS
+        if event in PHASE_OF_EVENT:
+            self._enter(event, rank, at)
+        self._note(event, rank, at)
+        if moved:
+            self.last_progress, self.novel_in_a_row = at, 0
+            self.last_dated = dated if dated is not None else self.last_dated
+            if rank is not None or event in COUNTERS:
+                self.rank(rank).last_progress = at
+        return moved
+
+    def _reset(self, at: float) -> None:
+        starts = self.starts
+        self.__init__()  # type: ignore[misc]
+        self.starts, self.phase_since = starts, at
+
+    def _counter_moves(self, event: str, rank: str | None, fields: Mapping[str, float | str]) -> bool:
+        done, total, ratio = fields.get("done"), fields.get("total"), fields.get("ratio")
+        if isinstance(done, (int, float)) and isinstance(total, (int, float)) and total > 0:
+            value, share = float(done), float(done) / float(total)
+        elif isinstance(ratio, (int, float)):
+            value = share = float(ratio)
+        else:
+            return False
+        state = self.rank(rank)
+        before = state.bars.get(event)
+        state.bars[event] = value
+        if event in PARTIAL_LOAD and "load_end" not in state.markers:
+            state.load_progress = min(1.0, share) if event == "load_progress" else state.load_progress
+        return before is None or value != before
+
+    def _enter(self, event: str, rank: str | None, at: float) -> None:
+        phase = PHASE_OF_EVENT[event]
+        whole_server = event in ("start", "args", "listening", "ready", "shutdown")
+        if not whole_server:
+            state = self.rank(rank)
+            state.phase = phase
+            if event in MARKERS:
+                state.markers.add(event)
+            if event == "load_end":
+                state.load_progress = 1.0
+            leader = max(len(other.markers) for other in self.ranks.values())
+            if len(state.markers) < leader:
+                return
+        if phase != self.phase and not (self.ready_at is not None and phase != "stopped"):
+            self.phase, self.phase_since = phase, at
+        if event == "ready":
+            for state in self.ranks.values():
+                state.phase = "ready"
+
+    def _note(self, event: str, rank: str | None, at: float) -> None:
+        owner = rank or FIRST_RANK
+        if event == "ready" and self.ready_at is None:
+            self.ready_at = at
+        elif event == "fatal" and self.fatal_at is None:
+            self.fatal_at, self.fatal_rank = at, rank
+        elif event == "shutdown" and self.shutdown_at is None:
+            self.shutdown_at = at
+        elif event in ("autotune_begin", "autotune_progress"):
+            self.open_autotunes.add(owner)
+        elif event in ("autotune_end", "compile_end"):
+            self.open_autotunes.discard(owner)
