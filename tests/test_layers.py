@@ -1,0 +1,294 @@
+"""Data flows one way: who may import whom, as one table, held against every import there is.
+
+Imports are read from the source (ast), so lazy ones inside functions and those under TYPE_CHECKING count.
+A new module needs a line here; a line that has to point upwards is a sign that something is misplaced.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = "stallwatch"
+SOURCE = Path(__file__).parents[1] / "exporter" / PACKAGE
+
+ALLOWED: Mapping[str, str] = {
+    # Module or package -> what of stallwatch it may import.  "." is stallwatch itself (its version); "web.*"
+    # is a package with all its modules, "*" is everything.  A package's line holds for its modules, which may
+    # then import each other; a module with a line of its own keeps to that.  From the bottom to the top.
+    ".": "",
+    "model": "",
+    "printable": "",
+    "strict_yaml": "",
+    "startup": "",
+    "signals": "model",
+    "config": "model strict_yaml",
+    "frameworks": "model strict_yaml",
+    # The sources: what every one of them may know, and the siblings it stands on.
+    "sources": "model signals config frameworks",
+    "sources.blocking_child": "",
+    "sources.blocking_reads": "model",
+    "sources.cgroups": "",
+    "sources.connections": "model",
+    "sources.discovery": "model frameworks",
+    "sources.endpoints": "model signals config frameworks sources sources.connections sources.http_probe",
+    "sources.http_probe": ". sources.connections",
+    "sources.log_lines": "model startup frameworks config",
+    "sources.log_tail": "model",
+    "sources.logs": "model signals startup config frameworks sources sources.log_lines sources.log_tail",
+    "sources.node": "model sources sources.procfs",
+    "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
+    "sources.processes": "model signals config frameworks sources sources.blocking_reads sources.cgroups"
+    " sources.discovery sources.process_table sources.procfs",
+    "sources.procfs": "model",
+    "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
+    "sources.threads": "model signals sources sources.procfs sources.wait_class",
+    "sources.wait_class": "model",
+    # From readings to the Report.
+    "timeline": "model signals startup config",
+    "verdict": "model config",
+    "poller": "model config sources",
+    "daemon": "model signals config frameworks startup sources sources.* timeline verdict.* poller",
+    # From the Report to whoever reads it.
+    "exposition": ". model signals config printable",
+    "presentation": "model printable",
+    "web": ". model config printable exposition presentation",
+    # On top of all.
+    "parse": "model strict_yaml startup frameworks sources.log_lines",
+    "check": ". model config frameworks sources sources.* poller daemon presentation",
+    "drill": "model strict_yaml config",
+    "cli": "*",
+}
+
+OUTSIDE: Mapping[str, str] = {
+    # Names from other distributions -> the only modules that may import them.
+    "ahocorasick_rs": "sources.log_lines",
+    "h11": "web.*",  # comes with uvicorn
+    "prometheus_client": "exposition sources.endpoints",
+    "psutil": "sources.*",
+    "pynvml": "sources.nvml",
+    "uvicorn": "web.*",
+    "watchdog": "sources.log_tail",
+    "yaml": "strict_yaml",
+}
+
+PURE = "model signals startup timeline verdict.*"
+"""Modules without clock and I/O: the same code judges live, in a replay and in tests."""
+
+IMPURE = (
+    *("asyncio", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random", "select"),
+    *("shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time", "urllib"),
+)
+
+
+class Import(NamedTuple):
+    """One imported name, absolute and dotted (`stallwatch.model.Signal`, `os.path`), and where it stands."""
+
+    name: str
+    line: int
+
+
+def imports_in(text: str, package: str) -> Iterator[Import]:
+    """Every import of a source text; `package` is the dotted package it lies in.
+
+    A name that is only known when the program runs comes as "?".
+    """
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(node, package)
+            yield from (Import(f"{base}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
+            first = node.args[0] if node.args else None
+            known = isinstance(first, ast.Constant) and not str(first.value).startswith(".")
+            yield Import(str(first.value) if known and isinstance(first, ast.Constant) else "?", node.lineno)
+
+
+def _base(node: ast.ImportFrom, package: str) -> str:
+    """The absolute package or module an `from … import` names."""
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    parts = parts[: len(parts) - node.level + 1]
+    return ".".join([*parts, node.module] if node.module else parts)
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def modules_below(root: Path) -> dict[str, Path]:
+    """Dotted name inside the package -> file; the package itself is "."."""
+    modules = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "."] = path
+    return modules
+
+
+def covers(patterns: str, module: str) -> bool:
+    """Whether a line of a table names the module: by itself, by `package.*`, or by `*`."""
+    return any(
+        pattern in ("*", module)
+        or (pattern.endswith(".*") and (module + ".").startswith(pattern.removesuffix("*")))
+        for pattern in patterns.split()
+    )
+
+
+def line_of(module: str, table: Mapping[str, str]) -> str | None:
+    """The key of the table that speaks for a module: its own, else its package's."""
+    while module not in table:
+        module, dot, _ = module.rpartition(".")
+        if not dot:
+            return None
+    return module
+
+
+class Tables(NamedTuple):
+    """What may be imported where; see ALLOWED, OUTSIDE and PURE."""
+
+    allowed: Mapping[str, str]
+    outside: Mapping[str, str]
+    pure: str
+
+    def violations(self, root: Path) -> list[str]:
+        """A sentence for each import below `root` that is forbidden, and for each module without a line."""
+        modules = modules_below(root)
+        return [
+            f"{module}:{line}: {problem}"
+            for module, path in modules.items()
+            for name, line in imports_in(path.read_text(encoding="utf-8"), _package(root, path))
+            if (problem := self._problem(module, name, root.name, modules))
+        ] + [f"{module}: has no line in ALLOWED" for module in modules if not line_of(module, self.allowed)]
+
+    def _problem(self, module: str, name: str, root: str, modules: Mapping[str, Path]) -> str | None:
+        """What is wrong with `module` importing `name`; None when it may."""
+        top = name.partition(".")[0]
+        if top == root:
+            target, key = _module_of(name, modules), line_of(module, self.allowed) or module
+            free = f"{key} {key}.* {self.allowed.get(key, '')}"
+            return None if covers(free, target) else f"must not import {target}"
+        if top in self.outside:
+            only = self.outside[top]
+            return None if covers(only, module) else f"must not import {top}; only {only} may"
+        if top not in sys.stdlib_module_names:
+            return f"imports {top}, which has no line in OUTSIDE"
+        return f"is pure and must not import {top}" if covers(self.pure, module) and top in IMPURE else None
+
+
+def _package(root: Path, path: Path) -> str:
+    """The dotted package a file lies in: where its relative imports start."""
+    return ".".join((root.name, *path.parent.relative_to(root).parts))
+
+
+def _module_of(name: str, modules: Mapping[str, Path]) -> str:
+    """The module a dotted name leads to: `stallwatch.model.Signal` -> model, `stallwatch.main` -> "."."""
+    inside = name.partition(".")[2]
+    while inside and inside not in modules:
+        inside = inside.rpartition(".")[0]
+    return inside or "."
+
+
+def test_every_import_is_in_the_table() -> None:
+    found = Tables(ALLOWED, OUTSIDE, PURE).violations(SOURCE)
+
+    assert found == []
+
+
+def test_the_table_points_one_way() -> None:
+    """No group of modules (a package counts as one) reaches itself by way of others."""
+    units = {key: key.partition(".")[0] or "." for key in ALLOWED}
+    leads_to: dict[str, set[str]] = {unit: set() for unit in units.values()}
+    for key, unit in units.items():
+        leads_to[unit] |= {other for name, other in units.items() if covers(ALLOWED[key], name)} - {unit}
+
+    placed: set[str] = set()
+    while ready := {unit for unit, below in leads_to.items() if unit not in placed and below <= placed}:
+        placed |= ready
+
+    assert set() == set(leads_to) - placed
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    """A small package in `folder`; returns its root."""
+    root = folder / PACKAGE
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+SMALL = {
+    "__init__.py": "__version__ = '1'\n",
+    "model.py": "import math\n",
+    "sources/__init__.py": "from ..model import Signal\n",
+    "sources/threads.py": "from . import Host\nfrom .. import model\nimport os\n",
+    "sources/gpu.py": "from stallwatch.model import Signal\n",
+    "verdict/__init__.py": "from .checks import CHECKS\nfrom .. import __version__\n",
+    "verdict/checks.py": "from ..model import Signal\n",
+    "web/__init__.py": "",
+    "web/page.py": "from . import server\n",
+    "web/server.py": "import uvicorn\nfrom ..verdict import checks\n",
+}
+SMALL_ALLOWED = {
+    ".": "",
+    "model": "",
+    "sources": "model",
+    "sources.threads": "model sources",
+    "sources.gpu": "model",
+    "verdict": ". model",
+    "web": "verdict.*",
+}
+
+
+def small_violations(folder: Path, changed: Mapping[str, str]) -> list[str]:
+    root = write(folder, {**SMALL, **changed})
+    return Tables(SMALL_ALLOWED, {"uvicorn": "web.*", "yaml": "model"}, "verdict.*").violations(root)
+
+
+def test_a_tree_that_keeps_to_its_table_has_no_violation(tmp_path: Path) -> None:
+    assert small_violations(tmp_path, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("model.py", "from .verdict import judge\n", "model:1: must not import verdict"),
+        ("model.py", "from . import verdict\n", "model:1: must not import verdict"),
+        ("model.py", "import stallwatch.verdict.checks\n", "model:1: must not import verdict.checks"),
+        ("model.py", "def late():\n    from .web import page\n", "model:2: must not import web.page"),
+        (
+            "model.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .web.page import Page\n",
+            "model:3: must not import web.page",
+        ),
+        (
+            "model.py",
+            "import importlib\nimportlib.import_module('stallwatch.web.page')\n",
+            "model:2: must not import web.page",
+        ),
+        ("model.py", "__import__(name)\n", "model:1: imports ?, which has no line in OUTSIDE"),
+        ("sources/threads.py", "from .gpu import Gpu\n", "sources.threads:1: must not import sources.gpu"),
+        ("sources/threads.py", "from ..verdict import judge\n", "sources.threads:1: must not import verdict"),
+        ("verdict/checks.py", "import time\n", "verdict.checks:1: is pure and must not import time"),
+        (
+            "verdict/checks.py",
+            "import uvicorn.config\n",
+            "verdict.checks:1: must not import uvicorn; only web.* may",
+        ),
+        ("web/page.py", "import numpy\n", "web.page:1: imports numpy, which has no line in OUTSIDE"),
+        ("extra.py", "", "extra: has no line in ALLOWED"),
+    ],
+)
+def test_a_forbidden_import_is_named_with_its_line(
+    tmp_path: Path, file: str, text: str, expected: str
+) -> None:
+    assert [expected] == small_violations(tmp_path, {file: text})
