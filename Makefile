@@ -1,0 +1,61 @@
+# Everything happens in a virtual environment in this tree; only Python >= 3.11, git and make are assumed.
+#
+#   make run ARGS='--web.listen-address 127.0.0.1:10077'    the exporter
+#   make test     unit tests                     make check    format, lint, types, alert rules
+#   make e2e      real processes and services    make bench    ratios against other exporters
+
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PYTEST_ARGS ?=
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
+LINTED := exporter tests bench
+
+.PHONY: run test check e2e bench clean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,5p
+
+run: $(VENV)/.installed
+	$(BIN)/stallwatch serve $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(BIN)/pytest -m 'not e2e' $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff format --check $(LINTED)
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/mypy
+	@if command -v promtool >/dev/null; then \
+		promtool check rules --lint=all --lint-fatal rules/*.yml && promtool test rules rules/tests/*.test.yml; \
+	else \
+		echo 'make check: promtool is not installed, the alert rules were not checked'; \
+	fi
+
+e2e: $(VENV)/.installed-test
+	$(BIN)/pytest -m e2e $(PYTEST_ARGS) tests/e2e
+
+bench: $(VENV)/.installed-test
+	@for script in bench/[a-z]*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit; done
+
+clean:
+	rm -rf $(VENV) build dist exporter/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find exporter tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An interrupted installation leaves no stamp, so that the next call repeats it.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $(VENV)/.installed $@
+
+$(BIN)/python:
+	@test -n '$(PYTHON)' || { echo 'stallwatch needs Python 3.11 or newer: none of python3, python3.11 … python3.14 is' \
+		'one; install it, or say which: make PYTHON=/path/to/python' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) cannot make virtual environments: its' \
+		'venv or ensurepip module is missing; on Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
