@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Scope = Literal["node", "server", "rank", "gpu", "log", "self"]
-Kind = Literal["gauge", "counter", "info"]
+Kind = Literal["gauge", "counter", "info", "histogram"]
 
 READ_REASONS = (
     "permission",

@@ -1,0 +1,138 @@
+"""What several test modules share: golden files, and a Report with one of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stallwatch import signals
+from stallwatch.model import (
+    CHANNELS,
+    ChannelState,
+    Process,
+    ProcessId,
+    RankState,
+    Reading,
+    Report,
+    Server,
+    ServerReport,
+    SourceHealth,
+    StartupHistogram,
+    Verdict,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+Golden = Callable[[str, str], None]
+"""Compares a text with the golden file of that name."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden; the diff is the review"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    def compare(name: str, actual: str) -> None:
+        file = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            file.write_text(actual)
+        assert actual == file.read_text()
+
+    return compare
+
+
+STALLED_SERVER = Server(
+    name="sglang-8000",
+    framework="sglang",
+    role="server",
+    root=ProcessId(4001, 77),
+    started_at=1_700_000_000.0,
+    processes=(Process(ProcessId(4001, 77), "main"),),
+    version="0.5.9",
+    model="org/model-547b",
+    tensor_parallel=2,
+    labels={"team": "search"},
+)
+
+STALLED = ServerReport(
+    server=STALLED_SERVER,
+    verdict=Verdict("stalled", "idle_wait", since=599.0, suspect_rank="TP1"),
+    since_timestamp=1_700_000_100.0,
+    phase="loading_weights",
+    phase_start_timestamp=1_700_000_020.0,
+    phase_budget_seconds=1800.0,
+    ready=False,
+    ranks_alive=2,
+    channels=(
+        ChannelState("log", "flat", 401.5),
+        ChannelState("storage", "flat", None),
+        ChannelState("memory", "moving", 2.0),
+        ChannelState("children", "unreadable", 9.0),
+        ChannelState("gpu_memory", "absent", None),
+    ),
+    ranks=(
+        RankState(
+            "TP0", 4010, "GPU-0", "post_load", 1.0, True, 401.5, {"futex": 205, "poll": 3, "disk": 0}, "futex"
+        ),
+        RankState("TP1", 4011, None, "loading_weights", 0.64, True, 420.0, {"sleep": 1}, None),
+        RankState("TP2"),
+    ),
+    starts=1,
+    stalled_seconds=161.0,
+    advice=("grant CAP_SYS_PTRACE to read the children of sglang-8000",),
+)
+
+IDLE = ServerReport(
+    server=Server(
+        name="vllm-8001",
+        framework="vllm",
+        role="server",
+        root=ProcessId(5001, 99),
+        started_at=0.0,
+        processes=(),
+    ),
+    verdict=Verdict("idle", "none", since=100.0),
+    since_timestamp=1_699_999_601.0,
+    phase="ready",
+    phase_start_timestamp=1_699_999_601.0,
+    phase_budget_seconds=600.0,
+    ready=True,
+    ranks_alive=None,
+    channels=tuple(ChannelState(channel, "flat", 30.0) for channel in CHANNELS),
+    ranks=(),
+    starts=3,
+    stalled_seconds=0.0,
+    startup_seconds=93.5,
+)
+
+
+@pytest.fixture
+def report() -> Report:
+    """Two servers, one stalled with three ranks (of the third nothing is known) and one idle."""
+    return Report(
+        timestamp=1_700_000_501.0,
+        monotonic=1000.0,
+        readings=(
+            signals.SERVER_STARTS.read(1, "sglang-8000"),
+            signals.CPU_SECONDS.read(12.25, "sglang-8000", "TP0"),
+            signals.CPU_SECONDS.missing("permission", "sglang-8000", "TP1"),
+            signals.THREADS.read(205, "sglang-8000", "TP0", "futex"),
+            signals.RANK_INFO.read(1, "sglang-8000", "TP0", "4010", "GPU-0"),
+            Reading(signals.SERVER_ALIVE, ("sglang-8000",), True),
+        ),
+        servers=(STALLED, IDLE),
+        health=(
+            SourceHealth("processes", True, 0.25, last_success=998.0, in_flight_since=None),
+            SourceHealth("gpu", False, 2.0, last_success=None, in_flight_since=990.0),
+            SourceHealth("logs", None, None, last_success=None, in_flight_since=None),
+        ),
+        read_errors={("processes", "permission"): 4},
+        startups=(StartupHistogram("vllm", "org/small", "", (0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2), 90093.5),),
+        config_reload=(True, 1_700_000_000.0),
+        dropped={"ranks": 2},
+    )

@@ -1,0 +1,188 @@
+"""Report -> JSON document -> words and exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from stallwatch.model import REASONS, RankState, Report, Verdict
+from stallwatch.presentation import (
+    REASON_WORDS,
+    document,
+    duration,
+    exit_code,
+    server_document,
+    text,
+    verdict_line,
+)
+from stallwatch.printable import printable
+
+Golden = Callable[[str, str], None]
+
+CONTRACT_KEYS = {
+    "server": (
+        *("server", "framework", "role", "state", "reason", "since", "phase", "ready", "suspect_rank"),
+        *("ranks", "channels"),
+    ),
+    "rank": ("rank", "pid", "phase", "load_progress", "alive", "wait", "gpu"),
+    "channel": ("channel", "state", "age_seconds"),
+}
+
+
+def test_the_document_is_as_the_golden_file(report: Report, golden: Golden) -> None:
+    golden("report.json", json.dumps(document(report), indent=1) + "\n")
+
+
+def test_the_text_is_as_the_golden_file(report: Report, golden: Golden) -> None:
+    golden("report.txt", text(document(report)))
+
+
+def test_the_text_of_a_fetched_document_is_the_same(report: Report) -> None:
+    fetched = json.loads(json.dumps(document(report)))
+
+    assert text(fetched) == text(document(report))
+
+
+def test_the_document_has_the_keys_of_the_contract(report: Report) -> None:
+    made = document(report)
+
+    assert made["schema"] == 1
+    for server in made["servers"]:
+        assert set(CONTRACT_KEYS["server"]) <= set(server)
+        assert all(set(CONTRACT_KEYS["rank"]) <= set(rank) for rank in server["ranks"])
+        assert all(set(CONTRACT_KEYS["channel"]) == set(channel) for channel in server["channels"])
+
+
+def test_a_document_with_only_the_contracts_keys_can_be_told(report: Report) -> None:
+    """`check` may fetch from a `serve` of another version."""
+    server = document(report)["servers"][0]
+    bare = {key: server[key] for key in CONTRACT_KEYS["server"]}
+    bare["ranks"] = [{key: rank[key] for key in CONTRACT_KEYS["rank"]} for rank in server["ranks"]]
+
+    told = text({"schema": 1, "servers": [bare]})
+
+    assert told.startswith("sglang-8000  stalled (idle_wait) in loading_weights: ")
+
+
+def test_a_stall_is_told_in_one_line(report: Report) -> None:
+    line = verdict_line(server_document(report.servers[0], now=1000.0))
+
+    assert line == (
+        "sglang-8000  stalled (idle_wait) for 6m41s in loading_weights: "
+        "every thread is asleep, the others wait for TP1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "ready", "expected"),
+    [
+        (Verdict("working", "none", 990.0), False, "sglang-8000  working for 10s in loading_weights"),
+        (Verdict("idle", "none", 400.0), True, "sglang-8000  idle for 10m"),
+        (Verdict("gone", "none", 400.0), False, "sglang-8000  gone for 10m"),
+        (
+            Verdict("failed", "rank_dead", 999.0, "TP1"),
+            True,
+            "sglang-8000  failed (rank_dead) for 1s: a rank is dead, the others wait for TP1",
+        ),
+        (Verdict("working", "none", 1001.0, "TP1"), True, "sglang-8000  working for 0s"),
+    ],
+)
+def test_other_verdicts_are_told_in_one_line(
+    report: Report, verdict: Verdict, ready: bool, expected: str
+) -> None:
+    server = replace(report.servers[0], verdict=verdict, ready=ready)
+
+    assert verdict_line(server_document(server, now=1000.0)) == expected
+
+
+def test_every_reason_has_words() -> None:
+    assert set(REASON_WORDS) == set(REASONS) - {"none"}
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([], 3),
+        (["unknown"], 3),
+        (["unknown", "gone"], 3),
+        (["unknown", "idle"], 0),
+        (["working", "slow", "quiet", "suspect"], 0),
+        (["idle", "stalled"], 1),
+        (["unknown", "failed"], 1),
+    ],
+)
+def test_the_exit_code_follows_the_contract(states: Sequence[str], expected: int) -> None:
+    assert exit_code({"servers": [{"state": state} for state in states]}) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.9, "0s"),
+        (41.9, "41s"),
+        (60, "1m"),
+        (401, "6m41s"),
+        (3600, "1h"),
+        (3601, "1h"),
+        (11640, "3h14m"),
+        (90000, "1d1h"),
+    ],
+)
+def test_durations_have_at_most_two_units(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
+
+
+def test_no_server_is_said_so() -> None:
+    assert text({"schema": 1, "servers": []}) == "no inference server found on this node\n"
+
+
+def test_what_is_no_number_for_json_is_not_known(report: Report) -> None:
+    server = replace(report.servers[0], phase_budget_seconds=float("inf"), since_timestamp=float("nan"))
+
+    made = document(replace(report, servers=(server,)))
+
+    assert "null" in json.dumps(made, allow_nan=False)
+    assert made["servers"][0]["since"] is None
+    assert "since an unknown time" in text(made)
+
+
+def test_a_hostile_name_cannot_steer_a_terminal(report: Report) -> None:
+    server = document(report)["servers"][0]
+    server["server"] = "\x1b[2J\rfine\n"
+
+    told = text({"servers": [server]})
+
+    assert "\x1b" not in told
+    assert "\r" not in told
+    assert told.splitlines()[0].startswith("?[2J?fine?  stalled")
+
+
+def test_a_name_with_lost_bytes_still_makes_a_document(report: Report) -> None:
+    server = replace(
+        report.servers[0],
+        server=replace(report.servers[0].server, name="v\udcffllm"),
+        ranks=(RankState("TP\n0"),),
+    )
+
+    made = document(replace(report, servers=(server,)))["servers"][0]
+
+    assert (made["server"], made["ranks"][0]["rank"]) == ("v?llm", "TP?0")
+    assert json.dumps(made, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("foreign", "shown"),
+    [
+        ("vllm-8000", "vllm-8000"),
+        ("é" * 70, "é" * 64),
+        ("a" * 127 + "é", "a" * 127),
+        ("a" * 200, "a" * 128),
+        ("a\tb\x7f\x85\u202e", "a?b???"),
+        ("\ud800", "?"),
+    ],
+)
+def test_foreign_text_is_cut_and_cleaned(foreign: str, shown: str) -> None:
+    assert printable(foreign) == shown
