@@ -120,7 +120,7 @@ def connect(addresses: Sequence[SocketAddress]) -> Talk[socket.socket]:
         connected = False
         sock = socket.socket(target.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            yield from _connect(sock, target)
+            yield from connect_socket(sock, target)
             connected = True
             return sock
         except OSError as error:
@@ -131,7 +131,8 @@ def connect(addresses: Sequence[SocketAddress]) -> Talk[socket.socket]:
     raise failure
 
 
-def _connect(sock: socket.socket, target: SocketAddress) -> Talk[None]:
+def connect_socket(sock: socket.socket, target: SocketAddress) -> Talk[None]:
+    """Connect a non-blocking socket; OSError when that fails."""
     code = sock.connect_ex((target.address, target.port))
     if code == errno.EINPROGRESS:
         yield sock, WRITE
