@@ -1,7 +1,7 @@
-"""Writes a Llama model with random weights that vLLM really loads.  Runs with the Python of the vLLM environment.
+"""Writes a Llama model with random weights that vLLM really loads.
 
-`mkmodel.py FOLDER LAYERS HIDDEN SHARDS`.  With four heads HIDDEN must be 256 or more: the CPU attention of
-vLLM has no kernel for a head dimension of 16.
+`mkmodel.py FOLDER LAYERS HIDDEN SHARDS`, with the Python of the vLLM environment.  With four heads HIDDEN must
+be 256 or more: the CPU attention of vLLM has no kernel for a head dimension of 16.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def shapes(layers: int, hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 def write_shards(folder: Path, tensors: dict[str, tuple[int, ...]], shards: int) -> None:
-    import torch
-    from safetensors.torch import save_file
+    import torch  # type: ignore[import-not-found]  # only the vLLM environment has these
+    from safetensors.torch import save_file  # type: ignore[import-not-found]
 
     torch.manual_seed(0)
     total = sum(2 * math.prod(shape) for shape in tensors.values())
@@ -92,7 +92,13 @@ def write_shards(folder: Path, tensors: dict[str, tuple[int, ...]], shards: int)
 
 
 def write_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import (  # type: ignore[import-not-found]
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        trainers,
+    )
 
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,0 +1,172 @@
+"""The two stories of the design, and their neighbours, live: stand-in servers watched by a real exporter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallwatch.drill.story import PLANTED_SECRET
+
+from .harness import (
+    LOOK,
+    SAMPLE_SECONDS,
+    SLACK,
+    STALL_AFTER,
+    SUSPECT_AFTER,
+    TICK,
+    WINDOW,
+    Exporter,
+    StandIn,
+    rest,
+)
+
+pytestmark = pytest.mark.e2e
+
+RANKS = {f"TP{number}" for number in range(8)}
+
+
+def test_silent_deadlock_is_stalled_and_the_sleeping_rank_is_named(tmp_path: Path) -> None:
+    with Exporter(tmp_path) as exporter, StandIn("barrier-deadlock", tmp_path, culprit=5) as server:
+        server.wait_for_line("Load weight end", 8)
+        last_progress = server.log.stat().st_mtime
+
+        stalled = exporter.watch.wait_for(
+            server.name, STALL_AFTER + 15, state="stalled", reason="idle_wait", suspect_rank="TP5"
+        )
+
+        last = exporter.watch.last()
+        assert stalled - last_progress <= STALL_AFTER + 2 * TICK + LOOK + SAMPLE_SECONDS + SLACK
+        assert stalled - last_progress >= STALL_AFTER - LOOK
+        assert exporter.watch.states(server.name) <= {"working", "quiet", "stalled"}
+        assert {rank["rank"] for rank in last.servers[server.name]["ranks"]} == RANKS
+        assert all(rank["load_progress"] == 1.0 for rank in last.servers[server.name]["ranks"])
+        assert min(last.values("stallwatch_threads", server=server.name, wait="futex").values()) >= 100
+        assert last.values("stallwatch_rank_suspect", server=server.name) == {(("rank", "TP5"),): 1.0}
+        assert not last.values("stallwatch_port_listening", server=server.name, port=str(server.port)).get(
+            (), 0
+        )
+        assert PLANTED_SECRET not in last.page
+        assert parse(server.log)["markers"]["load_end"] == 8
+
+
+def test_check_answers_a_silent_deadlock_at_once_from_dated_evidence(tmp_path: Path) -> None:
+    with StandIn("barrier-deadlock", tmp_path, load_seconds=1) as server:
+        server.wait_for_line("Load weight end", 8)
+        last_progress = server.log.stat().st_mtime
+        config = tmp_path / "check.yml"
+        config.write_text(
+            "verdict: {window: 6s, stall_after: 20s}\nintervals: {tick: 500ms, processes: 1s, threads: 1s}\n"
+        )
+        rest(max(0.0, last_progress + STALL_AFTER - time.time()), server)
+
+        began = time.monotonic()
+        answer = stallwatch(
+            "check",
+            "--for",
+            "8s",
+            "--server",
+            server.name,
+            "--url",
+            "http://127.0.0.1:1",
+            "--format",
+            "json",
+            "--config.file",
+            str(config),
+        )
+
+        assert time.monotonic() - began < 8 + 7
+        document = json.loads(answer.stdout)
+        assert [(s["state"], s["suspect_rank"]) for s in document["servers"]] == [("stalled", "TP3")], answer
+        assert answer.returncode == 1
+
+
+def test_phantom_hang_is_never_stalled(tmp_path: Path) -> None:
+    """The same picture, but one rank still reads: for three times `stall_after` nothing else moves."""
+    with (
+        Exporter(tmp_path) as exporter,
+        StandIn("phantom-hang", tmp_path, slow_seconds=3 * STALL_AFTER) as server,
+    ):
+        server.wait_for_line("Load weight end", 8)
+        slow_from = time.time() + WINDOW
+        server.wait_for_line("ready to roll", within=3 * STALL_AFTER + 30)
+        ready = time.time()
+        exporter.watch.wait_for(server.name, 15, state="idle", phase="ready", ready=True)
+        rest(STALL_AFTER / 2, server)
+
+        assert exporter.watch.states(server.name) <= {"working", "slow", "idle"}
+        reading = [doc for at, doc in exporter.watch.of(server.name, slow_from) if at < ready - 2]
+        assert {doc["state"] for doc in reading} <= {"working", "slow"}
+        assert all(rank["load_progress"] == 1.0 for rank in reading[-1]["ranks"])
+        moving = {channel["channel"] for channel in reading[-1]["channels"] if channel["state"] == "moving"}
+        assert "storage" in moving
+        assert "log" not in moving
+        log = parse(server.log)
+        assert (log["lines"], log["ready"], log["markers"]["load_end"]) == (312, True, 8)
+
+
+def test_a_waiter_that_spins_is_suspect_and_never_stalled(tmp_path: Path) -> None:
+    with Exporter(tmp_path) as exporter, StandIn("busy-spin", tmp_path) as server:
+        server.wait_for_line("Load weight end", 8)
+        exporter.watch.wait_for(server.name, STALL_AFTER + 15, state="suspect", reason="busy_spin")
+        rest(SUSPECT_AFTER, server)
+
+        assert "stalled" not in exporter.watch.states(server.name)
+        assert exporter.watch.last().servers[server.name]["state"] == "suspect"
+
+
+def test_a_slow_reader_is_working_for_three_times_stall_after(tmp_path: Path) -> None:
+    """The twin of the throttled vLLM load that needs no cgroup: bytes trickle, the log is silent."""
+    with (
+        Exporter(tmp_path) as exporter,
+        StandIn("slow-load", tmp_path, slow_seconds=3 * STALL_AFTER) as server,
+    ):
+        server.wait_for_line("ready to roll", within=3 * STALL_AFTER + 60)
+        exporter.watch.wait_for(server.name, 15, state="idle", phase="ready")
+
+        assert exporter.watch.states(server.name) <= {"working", "slow", "idle"}
+        phases = exporter.watch.phases(server.name)
+        assert phases.index("loading_weights") < phases.index("ready")
+
+
+def test_a_stopped_rank_is_named_after_one_window(tmp_path: Path) -> None:
+    with Exporter(tmp_path) as exporter, StandIn("stopped-rank", tmp_path, culprit=2) as server:
+        server.wait_for_line("Load weight end", 8)
+
+        stalled = exporter.watch.wait_for(
+            server.name, STALL_AFTER, state="stalled", reason="stopped", suspect_rank="TP2"
+        )
+
+        assert stalled - server.log.stat().st_mtime < STALL_AFTER
+
+
+def test_a_dead_rank_fails_the_server_within_seconds(tmp_path: Path) -> None:
+    with Exporter(tmp_path) as exporter, StandIn("dead-rank", tmp_path, culprit=4) as server:
+        server.wait_for_line("Load weight end", 8)
+        died = server.log.stat().st_mtime
+
+        failed = exporter.watch.wait_for(
+            server.name, 15, state="failed", reason="rank_dead", suspect_rank="TP4"
+        )
+
+        assert failed - died <= 2 * LOOK + 1.0 + 2 * TICK + SAMPLE_SECONDS + SLACK
+
+
+def parse(log: Path) -> dict[str, Any]:
+    """What `stallwatch parse` says about one log."""
+    answer = stallwatch("parse", "--format", "json", str(log))
+    assert answer.returncode == 0, answer
+    assert PLANTED_SECRET not in answer.stdout
+    (document,) = json.loads(answer.stdout)["files"]
+    assert isinstance(document, dict)
+    return document
+
+
+def stallwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("stallwatch")), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,273 @@
+"""Real vLLM on CPU, one at a time: what a real server does when it starts, idles, stops, dies or waits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .harness import (
+    LOOK,
+    SAMPLE_SECONDS,
+    SLACK,
+    STALL_AFTER,
+    TICK,
+    WINDOW,
+    Exporter,
+    Program,
+    fetch,
+    free_port,
+    rest,
+    stop,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+
+HERE = Path(__file__).parent
+CACHE = Path(os.environ.get("STALLWATCH_E2E_CACHE", "/var/cache/stallwatch-e2e"))
+HOME = CACHE / "vllm-0.32.0"
+START_SECONDS = 150.0
+"""A start takes 30 s alone on two warm cores, twice that on a loaded machine."""
+SLOW_BYTES_PER_SECOND = 3 << 20
+THROTTLE = Path("/sys/fs/cgroup/blkio")
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "NO_PROXY": "*",
+}
+NOT_READY = {"working", "slow"}
+EMBEDDED = """\
+import sys, time
+from vllm import LLM
+if __name__ == "__main__":
+    llm = LLM(sys.argv[1], tensor_parallel_size=2, enforce_eager=True, max_model_len=512)
+    print("the engine is there", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm_is_there() -> None:
+    if not list(HOME.glob(".complete-*")):
+        pytest.skip(f"no complete vLLM in {HOME} (tests/e2e/install_vllm.sh makes one)")
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("two ranks are bound to two cores; there is one")
+
+
+def make_model(folder: Path, layers: int, hidden: int, shards: int) -> Path:
+    command = [str(HOME / "bin" / "python"), str(HERE / "mkmodel.py"), str(folder)]
+    subprocess.run([*command, str(layers), str(hidden), str(shards)], check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """9 MB in four shards."""
+    return make_model(tmp_path_factory.mktemp("models") / "tiny", 4, 256, 4)
+
+
+class Vllm(Program):
+    """`vllm serve MODEL` with two ranks."""
+
+    def __init__(
+        self, folder: Path, model: Path, arguments: Sequence[str] = (), prefix: Sequence[str] = ()
+    ) -> None:
+        self.port = free_port()
+        self.name = f"vllm-{self.port}"
+        command = [*prefix, str(HOME / "bin" / "vllm"), "serve", str(model), "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "-tp", "2", "--enforce-eager", "--max-model-len", "512"]
+        super().__init__([*command, *arguments], folder / "vllm.log", ENVIRONMENT, folder)
+
+    def said(self, text: str) -> bool:
+        return self.process.poll() is None and text in self.output.read_text(errors="replace")
+
+    def worker(self, rank: int) -> psutil.Process:
+        """The worker, as soon as it has its rank in its title: in the middle of the start."""
+        found = wait_until(
+            lambda: self.find(f"VLLM::Worker_TP{rank}"),
+            START_SECONDS,
+            f"a worker TP{rank}\n{self.tail()}",
+            0.02,
+        )
+        assert isinstance(found, psutil.Process)
+        return found
+
+    def wait_ready(self) -> None:
+        def healthy() -> bool:
+            assert self.process.poll() is None, f"vLLM ended:\n{self.tail(40)}"
+            return fetch(f"http://127.0.0.1:{self.port}/health")[0] == 200
+
+        wait_until(healthy, START_SECONDS, f"a vLLM that is ready\n{self.tail()}", 0.5)
+
+
+def test_a_start_becomes_ready_and_then_idles(tmp_path: Path, model: Path) -> None:
+    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model) as server:
+        server.wait_ready()
+        exporter.watch.wait_for(server.name, 15, state="idle", phase="ready", ready=True)
+        rest(3 * STALL_AFTER, server)
+
+        last = exporter.watch.last()
+        states = exporter.watch.states(server.name)
+        assert states <= NOT_READY | {"idle"}, exporter.watch.story()
+        assert last.servers[server.name]["state"] == "idle"
+        phases = exporter.watch.phases(server.name)
+        assert [p for p in ("spawned", "loading_weights", "ready") if p in phases] == [
+            "spawned",
+            "loading_weights",
+            "ready",
+        ]
+        waits = {
+            labels: v for labels, v in last.values("stallwatch_threads", server=server.name).items() if v
+        }
+        asleep = sum(v for labels, v in waits.items() if dict(labels)["wait"] in ("futex", "poll"))
+        assert asleep >= 0.8 * sum(waits.values())
+        assert {rank["rank"] for rank in last.servers[server.name]["ranks"]} >= {"TP0", "TP1"}
+        assert last.values("stallwatch_health_status", server=server.name, endpoint="health") == {(): 200.0}
+
+
+def test_an_llm_in_a_script_is_embedded_and_idle_when_done(tmp_path: Path, model: Path) -> None:
+    script = tmp_path / "batch.py"
+    script.write_text(EMBEDDED)
+    command = [str(HOME / "bin" / "python"), str(script), str(model)]
+    with (
+        Exporter(tmp_path) as exporter,
+        Program(command, tmp_path / "llm.log", ENVIRONMENT, tmp_path) as program,
+    ):
+
+        def done() -> bool:
+            assert program.process.poll() is None, f"the script ended:\n{program.tail(40)}"
+            return "the engine is there" in program.output.read_text(errors="replace")
+
+        wait_until(done, START_SECONDS, f"an engine\n{program.tail()}", 0.5)
+        (name,) = {n for n, s in exporter.watch.last().servers.items() if s["role"] == "embedded"}
+        exporter.watch.wait_for(name, 15, state="idle")
+        rest(3 * STALL_AFTER, program)
+
+        assert exporter.watch.states(name) <= NOT_READY | {"idle"}, exporter.watch.story()
+        assert exporter.watch.last().servers[name]["state"] == "idle"
+        assert not exporter.watch.last().values("stallwatch_port_listening", server=name)
+
+
+def test_a_stopped_worker_is_stalled_and_named(tmp_path: Path, model: Path) -> None:
+    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model) as server:
+        stop(server.worker(1))
+        stopped = time.time()
+
+        stalled = exporter.watch.wait_for(server.name, STALL_AFTER + 20, state="stalled", suspect_rank="TP1")
+
+        document = exporter.watch.last().servers[server.name]
+        assert document["reason"] == "stopped"
+        assert stalled - stopped >= WINDOW - LOOK
+        assert exporter.watch.states(server.name) <= {"working", "slow", "quiet", "stalled"}
+
+
+def test_a_killed_worker_fails_the_server(tmp_path: Path, model: Path) -> None:
+    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model) as server:
+        worker = server.worker(1)
+        exporter.watch.wait_for(server.name, 10, state="working")
+        wait_until(lambda: _knows_rank(exporter, server.name, "TP1"), 10, "the exporter knows TP1")
+        worker.kill()
+        killed = time.time()
+
+        failed = exporter.watch.wait_for(
+            server.name, 20, state="failed", reason={"rank_dead", "exited"}, suspect_rank="TP1"
+        )
+
+        second_look = 2 * LOOK + 1.0
+        assert failed - killed <= second_look + 2 * TICK + SAMPLE_SECONDS + SLACK
+
+
+def _knows_rank(exporter: Exporter, server: str, rank: str) -> bool:
+    document = exporter.watch.last().servers.get(server, {"ranks": []})
+    return rank in {entry["rank"] for entry in document["ranks"]}
+
+
+def test_another_node_that_never_comes_is_waited_for(tmp_path: Path, model: Path) -> None:
+    arguments = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]
+    arguments += ["--master-port", str(free_port())]
+    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model, arguments) as server:
+        exporter.watch.wait_for(
+            server.name, START_SECONDS + STALL_AFTER, state="suspect", reason="waiting_remote"
+        )
+        rest(STALL_AFTER, server)
+
+        assert "stalled" not in exporter.watch.states(server.name)
+        assert exporter.watch.last().servers[server.name]["reason"] == "waiting_remote"
+
+
+@pytest.fixture
+def throttle(tmp_path: Path) -> Iterator[Throttle]:
+    """A cgroup whose reads from the device of the model can be slowed down."""
+    device = os.stat(tmp_path).st_dev
+    if os.geteuid() != 0:
+        pytest.skip("a cgroup needs root")
+    if not (THROTTLE / "blkio.throttle.read_bps_device").exists():
+        pytest.skip("no blkio controller of cgroup v1 (the slow reader of test_stories is the twin)")
+    if os.major(device) == 0:
+        pytest.skip(f"{tmp_path} is on no block device")
+    group = Throttle(THROTTLE / f"stallwatch-e2e-{os.getpid()}", f"{os.major(device)}:{os.minor(device)}")
+    group.folder.mkdir()
+    try:
+        yield group
+    finally:
+        group.limit(0)
+        wait_until(group.is_removed, 20.0, f"{group.folder} removed", 0.2)
+
+
+class Throttle:
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder = folder
+        self.device = device
+
+    def limit(self, bytes_per_second: int) -> None:
+        """0 = no limit."""
+        (self.folder / "blkio.throttle.read_bps_device").write_text(f"{self.device} {bytes_per_second}\n")
+
+    def is_removed(self) -> bool:
+        with suppress(OSError):
+            self.folder.rmdir()
+        return not self.folder.exists()
+
+    @property
+    def enter(self) -> list[str]:
+        """Command prefix that puts itself into the group."""
+        return ["sh", "-c", f'echo $$ >{self.folder}/cgroup.procs && exec "$@"', "sh"]
+
+
+def test_a_throttled_load_is_working_for_three_times_stall_after(tmp_path: Path, throttle: Throttle) -> None:
+    model = make_model(tmp_path / "models" / "big", 9, 1024, 8)
+    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model, prefix=throttle.enter) as server:
+        wait_until(lambda: server.said("DP group leader"), START_SECONDS, f"workers\n{server.tail()}", 0.1)
+        drop_page_cache(model)
+        throttle.limit(SLOW_BYTES_PER_SECOND)
+        wait_until(lambda: server.said("Starting to load model"), START_SECONDS, "a load", 0.1)
+        began = time.time()
+        rest(3 * STALL_AFTER, server)
+
+        assert not server.said("Loading weights took"), "the throttle did not hold"
+        assert exporter.watch.states(server.name) <= NOT_READY, exporter.watch.story()
+        moving = exporter.watch.last().servers[server.name]["channels"]
+        assert "storage" in {channel["channel"] for channel in moving if channel["state"] == "moving"}
+        throttle.limit(0)
+        server.wait_ready()
+        exporter.watch.wait_for(server.name, 15, state="idle", phase="ready")
+        assert exporter.watch.states(server.name, began) <= NOT_READY | {"idle"}, exporter.watch.story()
+
+
+def drop_page_cache(folder: Path) -> None:
+    for path in folder.glob("*.safetensors"):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
