@@ -445,8 +445,8 @@ def _observations(port: Port) -> Iterator[Observation]:
         yield PORT_LISTENING.missing(port.reason, *labels)
         yield PORT_FOREIGN.missing(port.reason, *labels)
     else:
-        yield PORT_LISTENING.read(port.listening, *labels)
-        yield PORT_FOREIGN.read(port.foreign, *labels)
+        yield PORT_LISTENING.read(int(port.listening), *labels)
+        yield PORT_FOREIGN.read(int(port.foreign), *labels)
     if port.queue is not None:
         yield PORT_ACCEPT_QUEUE.read(port.queue, *labels)
     if port.result:
