@@ -50,7 +50,11 @@ PROGRESS_EVENTS = MARKERS | COUNTERS | {"start", "args", "listening", "ready"}
 FIRST_RANK = "TP0"
 """Owner of a bar or marker that names no rank, when the server has ranks at all."""
 
-PARTIAL_LOAD = ("load_progress", "download_progress")
+SHARED = "shared"
+"""Field of a marker that only one rank of a server writes: a rank that did not write it is not behind."""
+
+LOADED = ("load_end", "post_load")
+"""Markers that say that a rank's weights are read."""
 
 
 @dataclass(slots=True)
@@ -62,11 +66,12 @@ class RankStartup:
     load_progress: float | None = None
     last_progress: float | None = None  # in the clock of the events
     bars: dict[str, float] = field(default_factory=dict)
+    is_loaded: bool = False
 
 
 @dataclass(slots=True)
 class Startup:
-    """The present start, as its log tells it.  Times are those of the events (monotonic seconds, or lines)."""
+    """The present start, as its log tells it.  Times are in the clock of the events."""
 
     phase: str = "spawned"
     phase_since: float = 0.0
@@ -77,13 +82,14 @@ class Startup:
     shutdown_at: float | None = None
     last_progress: float | None = None
     last_dated: float | None = None
-    novel_in_a_row: int = 0
+    version: str = ""
     ranks: dict[str, RankStartup] = field(default_factory=dict)
     open_autotunes: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
 
     def rank(self, name: str | None) -> RankStartup:
-        return self.ranks.setdefault(name or FIRST_RANK, RankStartup())
+        phase = "ready" if self.ready_at is not None else "spawned"
+        return self.ranks.setdefault(name or FIRST_RANK, RankStartup(phase))
 
     def begins_anew(self, event: str) -> bool:
         """Whether `event` opens another start: `start`, or `args` when this start is past its own."""
@@ -92,7 +98,12 @@ class Startup:
         return event == "args" and bool(self.seen - {"start"})
 
     def apply(
-        self, event: str, rank: str | None, fields: Mapping[str, float | str], at: float, dated: float | None = None
+        self,
+        event: str,
+        rank: str | None,
+        fields: Mapping[str, float | str],
+        at: float,
+        dated: float | None = None,
     ) -> bool:
         """Fold one event in; True when it is progress.
 
@@ -104,12 +115,13 @@ class Startup:
             self.starts += 1
             self.phase_since = at
         self.seen.add(event)
+        self.version = str(fields.get("version") or self.version)
         moved = self._counter_moves(event, rank, fields) if event in COUNTERS else event in PROGRESS_EVENTS
         if event in PHASE_OF_EVENT:
-            self._enter(event, rank, at)
+            self._enter(event, rank, at, bool(fields.get(SHARED)))
         self._note(event, rank, at)
         if moved:
-            self.last_progress, self.novel_in_a_row = at, 0
+            self.last_progress = at
             self.last_dated = dated if dated is not None else self.last_dated
             if rank is not None or event in COUNTERS:
                 self.rank(rank).last_progress = at
@@ -131,20 +143,21 @@ class Startup:
         state = self.rank(rank)
         before = state.bars.get(event)
         state.bars[event] = value
-        if event in PARTIAL_LOAD and "load_end" not in state.markers:
-            state.load_progress = min(1.0, share) if event == "load_progress" else state.load_progress
+        if event == "load_progress" and not state.is_loaded:
+            state.load_progress = min(1.0, share)
         return before is None or value != before
 
-    def _enter(self, event: str, rank: str | None, at: float) -> None:
+    def _enter(self, event: str, rank: str | None, at: float, shared: bool) -> None:
+        """Set the phase of the rank, and of the server when no rank is ahead of this one."""
         phase = PHASE_OF_EVENT[event]
         whole_server = event in ("start", "args", "listening", "ready", "shutdown")
         if not whole_server:
             state = self.rank(rank)
-            state.phase = phase
-            if event in MARKERS:
+            state.phase = phase if self.ready_at is None else "ready"
+            if event in MARKERS and not shared:
                 state.markers.add(event)
-            if event == "load_end":
-                state.load_progress = 1.0
+            if event in LOADED:
+                state.load_progress, state.is_loaded = 1.0, True
             leader = max(len(other.markers) for other in self.ranks.values())
             if len(state.markers) < leader:
                 return
