@@ -1,0 +1,711 @@
+"""Bytes of one log become what they say: recognised lines, counts, names of ranks, shapes of unknown lines.
+
+A block of whole lines is searched once for the literals of all patterns (Aho-Corasick); regular expressions
+run on hit lines only.  After ready the frequent lines are left out of that search and merely counted.
+Nothing here raises on any input: NUL bytes, invalid UTF-8, endless lines are read like everything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
+
+from ..config import Limits
+from ..frameworks import NO_EVENT, NUMBER_FIELDS, Framework, Pattern, rank_name
+
+MAX_SHAPES = 20_000
+"""Distinct line shapes remembered in one start; beyond it every unknown line counts as a repeat."""
+MAX_NOVEL = 16
+"""Novel lines reported per block; ten in a row carry the stall clock at most, so more say nothing."""
+LOOK_BACK = 48
+"""Lines looked at backwards for the last printed time."""
+CLASSIFIED_CHARACTERS = 16_384
+"""Of a hit line only this much is matched; argument dumps are longer than anything else that matters."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_BAR = re.compile(
+    rb"[^|\[\]]{0,160}\|[^\[\]]{0,100}?\d+/\d+ \[[^\]\n]{0,100}\](?:[^\S\r\n]|\x1b\[[0-9;]*[A-Za-z])*"
+)
+_TIME = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+_DIGITS = b"0123456789"
+_MASK = re.compile(
+    r"'[^']*'|\"[^\"]*\"|`[^`]*`"  # quoted
+    r"|(?:\w+://|/|\.{1,2}/)\S+"  # URLs and paths
+    r"|\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F]*\b(?:[-:.](?:0x)?[0-9a-fA-F]+)*"  # hashes, UUIDs, addresses
+    r"|\d+"
+)
+_NOT_NOVEL = re.compile(
+    r"\s|$"  # continuation lines: traceback frames, banners
+    r"|\[(?:rank\d+\]:\[)?[WEF]\d{0,4}|\[rank\d+\]:"  # C++ warnings, NCCL and c10d dumps
+    r"|[\w.]*(?:Error|Exception|Warning|Interrupt|Exit)\b"
+    r"|Traceback |During handling |The above exception |Thread 0x|Current thread |File \"|Fatal Python error"
+)
+_LOUD = frozenset(("WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"))
+_QUIET_EVENTS = frozenset(("access", "heartbeat", NO_EVENT))
+_TOO_LONG_AGO = -300 * 86400.0
+
+Find = Callable[[bytes], Iterable[tuple[int, int]]]
+"""Positions in a block: (index of the literal, offset), by offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One recognised line.
+
+    `line` is its 1-based number in the file, `time` the printed time in seconds of an arbitrary clock (only
+    differences mean anything; of the last line before that has one when it has none), `stamp` the printed
+    time itself or "" when this line has none.
+    """
+
+    event: str
+    rank: str | None
+    fields: dict[str, float | str]
+    line: int
+    time: float | None
+    stamp: str = ""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one block said, in the order of its lines."""
+
+    hits: list[Hit] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)  # pid -> rank, new ones
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What was counted before the present start began, so that its own counts can be told."""
+
+    lines: int = 0
+    matched: int = 0
+    heartbeats: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Start:
+    """What is remembered of the present start only."""
+
+    seen: set[str] = field(default_factory=set)
+    passed: set[tuple[str, str | None]] = field(default_factory=set)  # (event, rank)
+    bars: dict[tuple[str, str | None], dict[str, float | str]] = field(default_factory=dict)
+    shapes: set[int] = field(default_factory=set)
+    cheap_shapes: set[int] = field(default_factory=set)
+    every_rank: bool = False
+    first_rank: str | None = None
+    time: float | None = None  # of the last hit
+
+
+@dataclass(slots=True)
+class _Line:
+    """The physical line in progress: what was already counted of it."""
+
+    start: int = 0
+    end: int = 0
+    events: set[str] = field(default_factory=set)
+    matched: bool = False
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds of a printed local time; without a year it is taken as a leap year.  None when it is none."""
+    if not (match := _TIME.search(text)):
+        return None
+    year, month, day, hour, minute, second = (int(part or 2000) for part in match.groups()[:6])
+    fraction = float(f"0.{match[7]}") if match[7] else 0.0
+    try:
+        return (
+            datetime(year, month, day, hour, minute, second) - datetime(2000, 1, 1)
+        ).total_seconds() + fraction
+    except ValueError:
+        return None
+
+
+def seconds_between(earlier: float, later: float) -> float:
+    """Of two printed times; a turn of the year without a year is seen, a clock set back counts as 0."""
+    difference = later - earlier
+    return difference + 366 * 86400 if difference < _TOO_LONG_AGO else max(0.0, difference)
+
+
+def literal_finder(literals: list[bytes]) -> Find:
+    """The fastest search for many literals at hand: Aho-Corasick, else one pass per literal."""
+    if not literals:
+        return lambda block: ()
+    try:
+        from ahocorasick_rs import BytesAhoCorasick, MatchKind
+    except ImportError:
+        return _plain_finder(literals)
+    automaton = BytesAhoCorasick(literals, matchkind=MatchKind.Standard)
+
+    def find(block: bytes) -> Iterable[tuple[int, int]]:
+        matches = automaton.find_matches_as_indexes(block, overlapping=True)
+        return [(index, start) for index, start, _ in matches]
+
+    return find
+
+
+def _plain_finder(literals: list[bytes]) -> Find:
+    def find(block: bytes) -> Iterable[tuple[int, int]]:
+        found = []
+        for index, literal in enumerate(literals):
+            offset = block.find(literal)
+            while offset >= 0:
+                found.append((index, offset))
+                offset = block.find(literal, offset + 1)
+        return sorted(found, key=lambda pair: pair[1])
+
+    return find
+
+
+class _Lexicon:
+    """The literals of a framework, prepared for search: all of them, and those that matter after ready."""
+
+    def __init__(self, framework: Framework) -> None:
+        self.patterns = framework.patterns
+        by_literal = framework.by_literal
+        self.bulk = {
+            literal: self.patterns[indexes[0]].event
+            for literal, indexes in by_literal.items()
+            if all(self.patterns[index].bulk for index in indexes)
+        }
+        self.full_literals = list(by_literal)
+        self.full_candidates = [by_literal[literal] for literal in self.full_literals]
+        rare = [literal for literal in by_literal if literal not in self.bulk]
+        self.rare_candidates = [by_literal[literal] for literal in rare]
+        self.find_all = literal_finder(self.full_literals)
+        self.find_rare = literal_finder(rare)
+        self.bulk_patterns = tuple(
+            index for index, pattern in enumerate(self.patterns) if pattern.literal in self.bulk
+        )
+
+
+class LogScanner:
+    """Reads one log from its beginning.  Public counters only grow; `ready` says which search is used.
+
+    `numbered`: lines get numbers and a line drawn with carriage returns stays whole (for `parse`); else a bar
+    is seen as soon as it is drawn.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        limits: Limits | None = None,
+        *,
+        track_shapes: bool = True,
+        numbered: bool = False,
+    ) -> None:
+        self.framework = framework
+        self.lines = 0
+        self.matched = 0
+        self.heartbeats = 0
+        self.repeats = 0
+        self.events: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.version = ""
+        self.ready = False
+        self._version_told = True
+        self.last_time: float | None = None
+        self.before_start = Totals()
+        self._lexicon = _Lexicon(framework)
+        self._line_bytes = (limits or Limits()).line_bytes
+        self._track_shapes = track_shapes
+        self._numbered = numbered
+        self._groups = frozenset(framework.prefix.groupindex)
+        self._tail = b""
+        self._peeked = b""
+        self._skipping = False
+        self._open = _Line()
+        self._names: dict[int, str] = {}
+        self._sizes: dict[str, int] = {}
+        self._start = _Start()
+        self._turned = ""  # the event that begins or ends a start, until the block is settled
+        self._timed_to = 0  # offset of the last hit in the block
+        self._number, self._numbered_to = 1, 0  # number of the line at an offset
+
+    @property
+    def unmatched(self) -> int:
+        """Lines no pattern knows, blank ones included."""
+        return max(0, self.lines - self.matched)
+
+    @property
+    def partial(self) -> bool:
+        """Whether the last line has no end yet."""
+        return bool(self._tail) or self._skipping or self._open.end > 0
+
+    def feed(self, chunk: bytes) -> Batch:
+        """Read the next bytes of the log."""
+        batch = Batch()
+        block = self._skip_rest(self._tail + chunk if self._tail else chunk)
+        cut = block.rfind(b"\n") + 1
+        if not self._numbered:
+            cut = max(cut, block.rfind(b"\r", cut) + 1)
+        self._tail = block[cut:]
+        self._scan(block[:cut] if cut < len(block) else block, batch)
+        if len(self._tail) > self._line_bytes:
+            self._scan(self._tail[: self._line_bytes], batch)
+            self._tail, self._skipping = b"", True
+        self._peek(batch)
+        return batch
+
+    def finish(self) -> Batch:
+        """The file ends here (or another one follows): what is left is a line."""
+        batch = Batch()
+        if self.partial:
+            self._scan(self._tail + b"\n", batch)
+        self._tail, self._skipping = b"", False
+        return batch
+
+    def be_ready(self) -> None:
+        """From now on lines are read as those of a server that serves: shapes are dropped."""
+        self.ready = True
+        self._start.shapes, self._start.cheap_shapes = set(), set()
+
+    # --- blocks ----------------------------------------------------------------------------------------
+
+    def _skip_rest(self, block: bytes) -> bytes:
+        """Drop what is left of a line that was longer than allowed."""
+        if not self._skipping:
+            return block
+        end = block.find(b"\n")
+        if end < 0:
+            return b""
+        self._skipping = False
+        return block[end:]
+
+    def _scan(self, block: bytes, batch: Batch) -> None:
+        """Search a block; where a start begins or the server gets ready, the rest is searched anew."""
+        while block:
+            used = self._scan_part(block, batch)
+            block = block[used:]
+
+    def _scan_part(self, block: bytes, batch: Batch) -> int:
+        was_ready, found = self.ready, list[tuple[int, Hit]]()
+        used, hit_offsets = self._search(block, was_ready, found, batch)
+        part = block if used == len(block) else block[:used]
+        if was_ready:
+            self._count_bulk(part, found)
+        elif self._track_shapes and len(self._start.cheap_shapes) < MAX_SHAPES:
+            self._find_novel(part, hit_offsets, found)
+        self.lines += part.count(b"\n")
+        batch.hits.extend(hit for _, hit in sorted(found, key=lambda pair: pair[0]))
+        self._settle_mode()
+        later = self._time_before(part, len(part), 0)
+        self.last_time = later if later is not None else self.last_time
+        return used
+
+    def _search(
+        self, block: bytes, steady: bool, found: list[tuple[int, Hit]], batch: Batch
+    ) -> tuple[int, list[int]]:
+        """Classify every line with a literal in it.  Bytes used, and offsets of the lines that matched."""
+        lexicon = self._lexicon
+        candidates = lexicon.rare_candidates if steady else lexicon.full_candidates
+        positions = lexicon.find_rare(block) if steady else lexicon.find_all(block)
+        matched: list[int] = []
+        self._number, self._numbered_to = self.lines + 1, 0
+        line = self._open
+        line.start, line.end = 0, 0
+        for start, end, indexes in self._hit_lines(block, positions, candidates):
+            if start > 0:
+                line = _Line(start)
+            line.start, line.end = start, end
+            if steady:
+                indexes.update(lexicon.bulk_patterns)
+            if self._read_line(block, line, indexes, found, batch):
+                matched.append(start)
+            if self._turned:
+                end = min(end + 1, len(block))
+                self._close_line(block[:end], line)
+                return end, matched
+        self._close_line(block, line)
+        return len(block), matched
+
+    def _hit_lines(
+        self, block: bytes, positions: Iterable[tuple[int, int]], candidates: list[tuple[int, ...]]
+    ) -> Iterator[tuple[int, int, set[int]]]:
+        """Physical lines that hold a literal: start, end, and the patterns to try."""
+        end, start, indexes = -1, 0, set[int]()
+        for literal, offset in positions:
+            if offset >= end:
+                if indexes:
+                    yield start, end, indexes
+                start = block.rfind(b"\n", 0, offset) + 1
+                end = block.find(b"\n", offset)
+                end = len(block) if end < 0 else end
+                indexes = set()
+            indexes.update(candidates[literal])
+        if indexes:
+            yield start, end, indexes
+
+    def _close_line(self, block: bytes, line: _Line) -> None:
+        """Remember what was counted of a line that goes on in the next block."""
+        if block.endswith(b"\n"):
+            self._open = _Line()
+        else:
+            last = block.rfind(b"\n") + 1
+            self._open = line if line.start == last else _Line()
+            self._open.end = len(block)
+
+    # --- lines -----------------------------------------------------------------------------------------
+
+    def _read_line(
+        self, block: bytes, line: _Line, indexes: set[int], found: list[tuple[int, Hit]], batch: Batch
+    ) -> bool:
+        pieces = _pieces(block[line.start : line.end])
+        several = len(pieces) > 1
+        for piece in pieces:
+            text = _text(piece)
+            prefix = self.framework.prefix.match(text)
+            message = text[prefix.end() :] if prefix else text
+            for index in sorted(indexes):
+                pattern = self._lexicon.patterns[index]
+                if several and pattern.literal not in piece:
+                    continue
+                if match := self._fits(pattern, prefix, message):
+                    hit = self._take(pattern, match, prefix, block, line, batch)
+                    if hit is not None:
+                        found.append((line.start, hit))
+                    break
+        return line.matched
+
+    def _fits(self, pattern: Pattern, prefix: re.Match[str] | None, message: str) -> re.Match[str] | None:
+        if pattern.prefix != "any":
+            uvicorn = self._group(prefix, "uvicorn") is not None
+            if pattern.prefix == "uvicorn" and not uvicorn:
+                return None
+            if pattern.prefix == "own" and (uvicorn or not self._group(prefix, "time")):
+                return None
+        if pattern.level and self._group(prefix, "level") not in pattern.level:
+            return None
+        return pattern.regex.match(message)
+
+    def _group(self, prefix: re.Match[str] | None, name: str) -> str | None:
+        return prefix[name] if prefix and name in self._groups else None
+
+    def _take(
+        self,
+        pattern: Pattern,
+        match: re.Match[str],
+        prefix: re.Match[str] | None,
+        block: bytes,
+        line: _Line,
+        batch: Batch,
+    ) -> Hit | None:
+        """Count a line that a pattern named; the Hit when it is worth telling."""
+        first = not line.matched
+        line.matched = True
+        if self.ready and pattern.bulk:
+            return None  # counted as a whole
+        self.matched += first
+        groups = {name: text for name, text in match.groupdict().items() if text is not None}
+        self._learn_sizes(pattern, groups)
+        rank = self._rank(pattern, groups, prefix, batch)
+        event = self._event(pattern, rank)
+        self._count(event, pattern.kind, line)
+        self._turn(event)
+        fields = self._fields(pattern, groups)
+        if event in _QUIET_EVENTS or self._is_redrawn(event, rank, fields):
+            return None
+        return self._hit(event, rank, fields, prefix, block, line)
+
+    def _hit(
+        self,
+        event: str,
+        rank: str | None,
+        fields: dict[str, float | str],
+        prefix: re.Match[str] | None,
+        block: bytes,
+        line: _Line,
+    ) -> Hit:
+        stamp = self._group(prefix, "time") or ""
+        time = parse_time(stamp) if stamp else self._time_before(block, line.start, self._timed_to)
+        time = self._start.time if time is None else time
+        self._start.time, self._timed_to = time, line.start
+        if self.version and not self._version_told:
+            fields["version"], self._version_told = self.version, True
+        return Hit(event, rank, fields, self._line_number(block, line.start), time, stamp)
+
+    def _fields(self, pattern: Pattern, groups: dict[str, str]) -> dict[str, float | str]:
+        fields = _numbers(groups)
+        if pattern.kind:
+            fields["kind"] = pattern.kind
+        if pattern.speaker == "first" or (pattern.speaker == "first_classic" and not self._start.every_rank):
+            fields["shared"] = 1.0
+        return fields
+
+    def _line_number(self, block: bytes, offset: int) -> int:
+        if self._numbered:
+            self._number += block.count(b"\n", self._numbered_to, offset)
+            self._numbered_to = offset
+        return self._number
+
+    def _event(self, pattern: Pattern, rank: str | None) -> str:
+        """The event of a pattern; where the same words come again they mean another: the draft's load."""
+        event = pattern.event
+        if pattern.every_rank:
+            self._start.every_rank = True
+        if pattern.proves_ready and not self.ready and "listening" in self._start.seen:
+            return "ready"
+        if pattern.again and (event, rank) in self._start.passed:
+            return pattern.again
+        self._start.passed.add((event, rank))
+        return event
+
+    def _count(self, event: str, kind: str, line: _Line) -> None:
+        if event == NO_EVENT or event in line.events:
+            return
+        line.events.add(event)
+        self.events[event] += 1
+        if event == "heartbeat":
+            self.heartbeats += 1
+        if kind:
+            self.errors[kind] += 1
+
+    def _is_redrawn(self, event: str, rank: str | None, fields: dict[str, float | str]) -> bool:
+        """Whether a bar only shows again what it showed before."""
+        if not event.endswith("_progress"):
+            return False
+        key = (event, rank)
+        same = self._start.bars.get(key) == fields
+        self._start.bars[key] = fields
+        return same
+
+    # --- starts ----------------------------------------------------------------------------------------
+
+    def _turn(self, event: str) -> None:
+        """Note where a start begins or ends its way: there the search changes."""
+        if event == NO_EVENT:
+            return
+        begins = event == "start" or event == "args"
+        if begins and (self._start.seen - {"start"} or (event == "start" and self._start.seen)):
+            self._turned = event
+        elif event == "ready" and not self.ready:
+            self._turned = "ready"
+        self._start.seen.add(event)
+
+    def _settle_mode(self) -> None:
+        turned, self._turned, self._timed_to = self._turned, "", 0
+        if turned == "ready":
+            self.be_ready()
+        elif turned:
+            events = self.events - Counter([turned])
+            self.before_start = Totals(self.lines - 1, self.matched - 1, self.heartbeats, events)
+            self.ready, self._start = False, _Start(seen={turned})
+
+    # --- ranks -----------------------------------------------------------------------------------------
+
+    def _learn_sizes(self, pattern: Pattern, groups: dict[str, str]) -> None:
+        if pattern.event == "args":
+            self._sizes = {}
+            self._names.clear()
+        if "version" in groups and groups["version"] != self.version:
+            self.version, self._version_told = groups["version"], False
+        for size in ("tp_size", "pp_size", "dp_size"):
+            if size in groups:
+                self._sizes[size] = int(groups[size])
+
+    def _rank(
+        self, pattern: Pattern, groups: dict[str, str], prefix: re.Match[str] | None, batch: Batch
+    ) -> str | None:
+        """Which rank wrote (or is named by) a line; None = none in particular."""
+        pid = int(self._group(prefix, "pid") or 0)
+        printed, number = self._group(prefix, "parts"), self._group(prefix, "rank")
+        rank = rank_name(printed) if printed else self._named_by(groups)
+        if rank is None and number is not None:
+            rank = self._numbered_rank(int(number))
+        if rank is None:
+            rank = self._names.get(pid) or self._engine_rank(prefix)
+        elif pid and pattern.kind == "" and self._names.get(pid) != rank:
+            self._names[pid] = batch.names[pid] = rank
+        if rank is None and pattern.prefix == "any" and pattern.event.endswith("_progress"):
+            return self._start.first_rank
+        if rank is not None and (
+            self._start.first_rank is None or _order(rank) < _order(self._start.first_rank)
+        ):
+            self._start.first_rank = rank
+        return rank
+
+    def _named_by(self, groups: dict[str, str]) -> str | None:
+        """The rank a message names: DP, PP and TP where there are several, or its number alone."""
+        if "rank" in groups:
+            return self._numbered_rank(int(groups["rank"]))
+        if "tp" not in groups:
+            return None
+        parts = [("DP", groups.get("dp"), "dp_size"), ("PP", groups.get("pp"), "pp_size")]
+        shown = [
+            f"{key}{at}" for key, at, size in parts if at and (at != "0" or self._sizes.get(size, 1) > 1)
+        ]
+        if not shown or self._sizes.get("tp_size", 2) > 1:
+            shown.append(f"TP{groups['tp']}")
+        return "-".join(shown)
+
+    def _numbered_rank(self, number: int) -> str | None:
+        """The name of a rank known by its number in the world; None where that is ambiguous (DP)."""
+        tensor, pipeline = self._sizes.get("tp_size", 0), self._sizes.get("pp_size", 1)
+        if self._sizes.get("dp_size", 1) > 1:
+            return None
+        if pipeline <= 1:
+            return f"TP{number}"
+        tensor = max(1, tensor)
+        stage = f"PP{number // tensor % pipeline}"
+        return stage if tensor == 1 else f"{stage}-TP{number % tensor}"
+
+    def _engine_rank(self, prefix: re.Match[str] | None) -> str | None:
+        """An engine that runs the model itself, one of several by data parallelism, is a rank: DP3."""
+        engine = self._group(prefix, "engine")
+        if engine and self._sizes.get("dp_size", 1) > 1 and self._sizes.get("tp_size", 1) == 1:
+            return f"DP{engine}"
+        return None
+
+    # --- times -----------------------------------------------------------------------------------------
+
+    def _time_before(self, block: bytes, offset: int, limit: int) -> float | None:
+        """The last time printed between two offsets; None when the lines before show none."""
+        for _ in range(LOOK_BACK):
+            start = block.rfind(b"\n", limit, max(limit, offset - 1)) + 1
+            start = max(start, limit)
+            if start >= offset:
+                return None
+            prefix = self.framework.prefix.match(_text(block[start : min(offset, start + 400)]))
+            if stamp := self._group(prefix, "time"):
+                return parse_time(stamp)
+            offset = start
+        return None
+
+    # --- frequent lines, unknown lines, lines in progress ----------------------------------------------
+
+    def _count_bulk(self, part: bytes, found: list[tuple[int, Hit]]) -> None:
+        """Count the frequent lines of a server that serves; of stats only the last is read."""
+        last = -1
+        for literal, event in self._lexicon.bulk.items():
+            if not (number := part.count(literal)):
+                continue
+            self.matched += number
+            self.events[event] += number
+            if event == "stats":
+                last = max(last, part.rfind(literal))
+        if last >= 0 and (hit := self._last_stats(part, last)):
+            found.append((last, hit))
+
+    def _last_stats(self, part: bytes, offset: int) -> Hit | None:
+        start = part.rfind(b"\n", 0, offset) + 1
+        end = part.find(b"\n", offset)
+        text = _text(part[start : end if end >= 0 else len(part)])
+        prefix = self.framework.prefix.match(text)
+        message = text[prefix.end() :] if prefix else text
+        for index in self._lexicon.bulk_patterns:
+            pattern = self._lexicon.patterns[index]
+            if pattern.event == "stats" and (match := self._fits(pattern, prefix, message)):
+                groups = {name: value for name, value in match.groupdict().items() if value is not None}
+                rank = self._rank(pattern, groups, prefix, Batch())
+                self._number, self._numbered_to = self.lines + 1, 0
+                return self._hit("stats", rank, _numbers(groups), prefix, part, _Line(start))
+        return None
+
+    def _find_novel(self, part: bytes, hit_offsets: list[int], found: list[tuple[int, Hit]]) -> None:
+        """Report lines of a shape this start has not shown yet; a first, cheap shape only drops digits."""
+        shapes = list(map(hash, part.translate(None, _DIGITS).split(b"\n")))
+        seen = self._start.cheap_shapes
+        fresh = [number for number, shape in enumerate(shapes) if shape not in seen]
+        novel = 0
+        if fresh:
+            lines, hits, reported = part.split(b"\n"), _line_indexes(part, hit_offsets), 0
+            for number in fresh:
+                if shapes[number] in seen or number in hits:
+                    continue
+                seen.add(shapes[number])
+                if self._is_novel(lines[number]):
+                    novel += 1
+                    if reported < MAX_NOVEL:
+                        reported += 1
+                        offset = sum(map(len, lines[:number])) + number
+                        found.append((offset, self._novel_hit(part, lines[number], offset)))
+        self.repeats += max(0, len(shapes) - 1 - len(hit_offsets) - novel)
+
+    def _is_novel(self, line: bytes) -> bool:
+        text = _text(line)[:2000]
+        prefix = self.framework.prefix.match(text)
+        if self._group(prefix, "level") in _LOUD:
+            return False
+        message = text[prefix.end() :] if prefix else text
+        if _NOT_NOVEL.match(message):
+            return False
+        shape = hash(_MASK.sub("#", message))
+        if shape in self._start.shapes:
+            return False
+        self._start.shapes.add(shape)
+        return True
+
+    def _novel_hit(self, part: bytes, line: bytes, offset: int) -> Hit:
+        stamp = self._group(self.framework.prefix.match(_text(line[:400])), "time") or ""
+        time = parse_time(stamp) if stamp else self._time_before(part, offset, 0)
+        number = self.lines + 1 + (part.count(b"\n", 0, offset) if self._numbered else 0)
+        return Hit("novel", None, {}, number, self.last_time if time is None else time, stamp)
+
+    def _peek(self, batch: Batch) -> None:
+        """A bar that is drawn but not ended: its counter is read now, its line is counted later."""
+        if self._numbered or not self._tail or self._tail == self._peeked or not _BAR.match(self._tail):
+            return
+        self._peeked = self._tail
+        piece = _pieces(self._tail)[0]
+        text = _text(piece)
+        prefix = self.framework.prefix.match(text)
+        message = text[prefix.end() :] if prefix else text
+        for pattern in self._lexicon.patterns:
+            if not pattern.event.endswith("_progress") or pattern.literal not in piece:
+                continue
+            if match := self._fits(pattern, prefix, message):
+                groups = {name: value for name, value in match.groupdict().items() if value is not None}
+                rank, fields = self._rank(pattern, groups, prefix, batch), self._fields(pattern, groups)
+                if not self._is_redrawn(pattern.event, rank, fields):
+                    batch.hits.append(Hit(pattern.event, rank, fields, self.lines + 1, self.last_time))
+                return
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    """A physical line taken apart.
+
+    Of bars drawn over each other only the last counts; what another process wrote behind a bar that had no
+    line end is a piece of its own.
+    """
+    if b"\r" not in line and not _BAR.match(line):
+        return [line]
+    bars: dict[bytes, bytes] = {}
+    pieces: list[bytes] = []
+    for segment in line.split(b"\r"):
+        bar = _BAR.match(segment)
+        if bar:
+            bars[bar[0].split(b":", 1)[0]] = bar[0]
+            segment = segment[bar.end() :]
+        if segment.strip():
+            pieces.append(segment)
+    return [*bars.values(), *pieces]
+
+
+def _text(piece: bytes) -> str:
+    text = piece[:CLASSIFIED_CHARACTERS].decode("utf-8", "replace").lstrip("\0").rstrip("\r")
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def _numbers(groups: dict[str, str]) -> dict[str, float | str]:
+    fields: dict[str, float | str] = {name: float(groups[name]) for name in NUMBER_FIELDS if groups.get(name)}
+    if "percent" in fields:
+        fields["ratio"] = float(fields.pop("percent")) / 100
+    return fields
+
+
+def _order(rank: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", rank))
+
+
+def _line_indexes(part: bytes, offsets: list[int]) -> set[int]:
+    """The numbers, within a part, of the lines that begin at the given (rising) offsets."""
+    indexes, number, before = set[int](), 0, 0
+    for offset, _ in groupby(offsets):
+        number += part.count(b"\n", before, offset)
+        before = offset
+        indexes.add(number)
+    return indexes
