@@ -210,7 +210,9 @@ def _discovery(top: Section, framework_names: tuple[str, ...]) -> Discovery:
     names = section.texts("frameworks")
     for name in names:
         if name not in framework_names:
-            raise section.wrong("frameworks", f"{name!r} is unknown; allowed are {', '.join(framework_names)}")
+            raise section.wrong(
+                "frameworks", f"{name!r} is unknown; allowed are {', '.join(framework_names)}"
+            )
     discovery = Discovery(
         enabled=section.boolean("enabled", True),
         frameworks=names,
@@ -278,7 +280,10 @@ def _match(section: Section) -> Match:
     given = [way for way in ways if way in below]
     if len(given) != 1:
         raise InputError(
-            below.file, below.line, below.path, f"exactly one of {', '.join(ways)} is needed, not {len(given)}"
+            below.file,
+            below.line,
+            below.path,
+            f"exactly one of {', '.join(ways)} is needed, not {len(given)}",
         )
     match = Match(
         command=below.expression("command"),

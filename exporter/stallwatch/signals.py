@@ -113,16 +113,23 @@ HEALTH_STATUS = Signal(
 REQUESTS_RUNNING = Signal("server_requests_running", "Requests the server works on.", ("server",))
 REQUESTS_WAITING = Signal("server_requests_waiting", "Requests that wait in the server's queue.", ("server",))
 GENERATED_TOKENS = Signal(
-    "server_generated_tokens_total", "Tokens generated, by the server's own count.", ("server",), kind="counter"
+    "server_generated_tokens_total",
+    "Tokens generated, by the server's own count.",
+    ("server",),
+    kind="counter",
 )
 PROMPT_TOKENS = Signal(
-    "server_prompt_tokens_total", "Prompt tokens taken in, by the server's own count.", ("server",), kind="counter"
+    "server_prompt_tokens_total",
+    "Prompt tokens taken in, by the server's own count.",
+    ("server",),
+    kind="counter",
 )
 FINISHED_REQUESTS = Signal(
-    "server_finished_requests_total", "Requests finished, by the server's own count.", ("server",), kind="counter"
+    "server_finished_requests_total",
+    "Requests finished, by the server's own count.",
+    ("server",),
+    kind="counter",
 )
 
 # --- logs --------------------------------------------------------------------------------------------------
-LOG_BYTES = Signal(
-    "log_bytes_total", "Bytes of the log read so far.", ("server", "log"), "log", "counter"
-)
+LOG_BYTES = Signal("log_bytes_total", "Bytes of the log read so far.", ("server", "log"), "log", "counter")

@@ -65,7 +65,8 @@ class Section:
     def __contains__(self, key: str) -> bool:
         return key in self._nodes
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
+        """The keys, as written."""
         return list(self._nodes)
 
     def line_of(self, key: str) -> int:
@@ -185,7 +186,7 @@ class Section:
     def mapping(self, key: str) -> dict[str, str]:
         """A mapping of strings to strings; empty when the key is absent."""
         section = self.section(key)
-        return {name: section.text(name) for name in section.keys()} if section else {}
+        return {name: section.text(name) for name in section.names()} if section else {}
 
     def section(self, key: str) -> Section | None:
         """The mapping below `key`; None when the key is absent."""

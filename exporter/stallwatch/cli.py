@@ -1,0 +1,263 @@
+"""The command line.  Every flag is also an environment variable: `--web.max-requests` = STALLWATCH_WEB_MAX_REQUESTS."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from . import __version__, log_format
+from .config import COLLECTORS, DEFAULT_LISTEN_ADDRESS
+from .strict_yaml import InputError, parse_duration
+
+PREFIX = "STALLWATCH_"
+TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+DEFAULT_URL = f"http://localhost{DEFAULT_LISTEN_ADDRESS}"
+
+
+class UsageError(Exception):
+    """The command line or an environment variable is wrong; the text says how."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """One sentence and exit code 2 (argparse prints the usage first, which hides it)."""
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def environment_name(flag: str) -> str:
+    return PREFIX + flag.lstrip("-").upper().replace(".", "_").replace("-", "_")
+
+
+def add_flag(
+    parser: argparse.ArgumentParser, flag: str, environ: Mapping[str, str], **options: object
+) -> None:
+    """A flag with a value; its environment variable gives the default."""
+    name = environment_name(flag)
+    if name in environ:
+        convert = options.get("type")
+        value: object = environ[name]
+        try:
+            value = convert(environ[name]) if callable(convert) else value
+        except ValueError as error:
+            raise UsageError(f"{name}: {error}") from None
+        choices = options.get("choices")
+        if isinstance(choices, tuple) and value not in choices:
+            raise UsageError(f"{name}: {value!r} is unknown; allowed are {', '.join(choices)}")
+        options["default"] = [value] if options.get("action") == "append" else value
+    options["help"] = f"{options['help']} [${name}]"
+    parser.add_argument(flag, **options)  # type: ignore[arg-type]
+
+
+def add_switch(
+    parser: argparse.ArgumentParser, flag: str, environ: Mapping[str, str], default: bool, text: str
+) -> None:
+    """`--x` and `--no-x`; the environment variable takes true or false."""
+    name = environment_name(flag)
+    word = environ.get(name, "").lower()
+    if word and word not in TRUE_WORDS + FALSE_WORDS:
+        raise UsageError(f"{name}: {environ[name]!r} is no boolean; allowed are true and false")
+    value = default if not word else word in TRUE_WORDS
+    dest = flag.lstrip("-")
+    parser.add_argument(flag, dest=dest, action="store_true", default=value, help=f"{text} [${name}]")
+    parser.add_argument(
+        f"--no-{dest}", dest=dest, action="store_false", default=value, help=argparse.SUPPRESS
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def build_parser(environ: Mapping[str, str]) -> Parser:
+    parser = Parser("stallwatch", description="Finds silent stalls of LLM inference servers.")
+    parser.add_argument("--version", action="version", version=f"stallwatch {__version__}")
+    common = Parser(add_help=False)
+    common.add_argument("--version", action="version", version=f"stallwatch {__version__}")
+    add_flag(
+        common,
+        "--log.level",
+        environ,
+        choices=log_format.LEVELS,
+        default="info",
+        help="least severe line logged",
+    )
+    add_flag(
+        common, "--log.format", environ, choices=log_format.FORMATS, default="logfmt", help="form of our log"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", parser_class=Parser)
+    for name, (text, add, _) in COMMANDS.items():
+        add(commands.add_parser(name, parents=[common], help=text, description=text), environ)
+    return parser
+
+
+def _add_looking(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    add_flag(parser, "--config.file", environ, metavar="FILE", help="configuration (YAML)")
+    add_flag(parser, "--path.procfs", environ, default="/proc", metavar="DIR", help="where /proc is mounted")
+    add_flag(
+        parser, "--path.rootfs", environ, default="/", metavar="DIR", help="where the host's root is mounted"
+    )
+    for collector in COLLECTORS:
+        add_switch(
+            parser, f"--collector.{collector}", environ, True, f"use the {collector} collector (--no-… not)"
+        )
+
+
+def _add_serve(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    _add_looking(parser, environ)
+    add_switch(parser, "--config.check", environ, False, "only say whether the configuration is right")
+    add_flag(
+        parser,
+        "--web.listen-address",
+        environ,
+        action="append",
+        metavar="ADDRESS",
+        help=f"HOST:PORT, [IPV6]:PORT or :PORT; may be repeated (default {DEFAULT_LISTEN_ADDRESS})",
+    )
+    add_flag(
+        parser,
+        "--web.telemetry-path",
+        environ,
+        default="/metrics",
+        metavar="PATH",
+        help="path of the metrics",
+    )
+    add_flag(
+        parser,
+        "--web.max-requests",
+        environ,
+        type=_count,
+        default=40,
+        metavar="N",
+        help="answers at once; 0 = no limit",
+    )
+    add_switch(parser, "--web.enable-lifecycle", environ, False, "allow POST /-/reload")
+    add_switch(parser, "--once", environ, False, "one complete cycle, the page to stdout, then exit")
+
+
+def _add_check(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    _add_looking(parser, environ)
+    parser.add_argument(
+        "--for", dest="seconds", type=_seconds, default=15.0, metavar="DURATION", help="how long to watch"
+    )
+    parser.add_argument("--server", metavar="NAME", help="only this server")
+    parser.add_argument("--url", metavar="URL", help=f"a running serve (default {DEFAULT_URL})")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output")
+
+
+def _add_parse(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    parser.add_argument("files", nargs="+", metavar="LOGFILE", help="a log, or - for stdin; .gz is unpacked")
+    parser.add_argument("--framework", default="auto", metavar="NAME", help="whose log it is, or auto")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output")
+
+
+def _add_nothing(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    """No flags of its own."""
+
+
+def _run_serve(arguments: argparse.Namespace) -> int:
+    from . import serve
+
+    settings = _settings(arguments)
+    if getattr(arguments, "config.check"):
+        return serve.check_config(settings)
+    if arguments.once:
+        return serve.serve_once(settings)
+    web = serve.WebSettings(
+        listen_addresses=tuple(getattr(arguments, "web.listen_address") or (DEFAULT_LISTEN_ADDRESS,)),
+        telemetry_path=getattr(arguments, "web.telemetry_path"),
+        max_requests=getattr(arguments, "web.max_requests"),
+        enable_lifecycle=getattr(arguments, "web.enable-lifecycle"),
+    )
+    return serve.serve(settings, web)
+
+
+def _settings(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+    from .assembly import Settings
+
+    return Settings(
+        config_file=getattr(arguments, "config.file"),
+        procfs=getattr(arguments, "path.procfs"),
+        rootfs=getattr(arguments, "path.rootfs"),
+        collectors=tuple(name for name in COLLECTORS if getattr(arguments, f"collector.{name}")),
+    )
+
+
+def _run_check(arguments: argparse.Namespace) -> int:
+    from .check import check
+
+    url, asked = arguments.url or DEFAULT_URL, arguments.url is not None
+    return check(_settings(arguments), url, asked, arguments.seconds, arguments.server, arguments.format)
+
+
+def _run_parse(arguments: argparse.Namespace) -> int:
+    import json
+
+    from .frameworks import load_frameworks
+    from .parse import format_text, parse_files
+
+    document = parse_files(arguments.files, arguments.framework, load_frameworks())
+    print(json.dumps(document, indent=1) if arguments.format == "json" else format_text(document))
+    return 0
+
+
+def _run_frameworks(arguments: argparse.Namespace) -> int:
+    from .frameworks import load_frameworks
+
+    for framework in load_frameworks():
+        entries = ", ".join(framework.entry_points) or "only by configuration"
+        print(f"{framework.name:12} {len(framework.patterns):3} line patterns; started by: {entries}")
+    return 0
+
+
+def _run_signals(arguments: argparse.Namespace) -> int:
+    from .catalogue import all_signals
+
+    for signal in all_signals():
+        labels = ",".join(signal.labels)
+        print(f"stallwatch_{signal.name}{{{labels}}} {signal.kind} {signal.scope}\n    {signal.help}")
+    return 0
+
+
+Adder = Callable[[argparse.ArgumentParser, Mapping[str, str]], None]
+COMMANDS: Mapping[str, tuple[str, Adder, Callable[[argparse.Namespace], int]]] = {
+    "serve": ("the exporter", _add_serve, _run_serve),
+    "check": ("what is every server on this node doing?", _add_check, _run_check),
+    "parse": ("read whole logs and say how far the start came", _add_parse, _run_parse),
+    "frameworks": ("list the inference servers that are known", _add_nothing, _run_frameworks),
+    "signals": ("list everything that is observed", _add_nothing, _run_signals),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code as CONTRACT section 2 says; 2 for bad usage, configuration or input."""
+    try:
+        parser = build_parser(os.environ)
+        arguments = parser.parse_args(argv)
+        if arguments.command is None:
+            parser.print_help()
+            return 0
+        log_format.set_up(getattr(arguments, "log.level"), getattr(arguments, "log.format"))
+        return COMMANDS[arguments.command][2](arguments)
+    except (InputError, UsageError) as error:
+        print(f"stallwatch: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output went away
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

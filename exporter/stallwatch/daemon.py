@@ -1,0 +1,325 @@
+"""The tick: latest results -> timeline -> verdicts -> Report.
+
+Owns the clock.  The Report is published by one assignment (`publish`); nobody waits for a tick, and a tick
+waits for nobody: a source that hangs is seen as one whose results are old.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from .config import Config, Thresholds
+from .episodes import Episodes
+from .frameworks import Framework
+from .model import (
+    Listener,
+    ProcessId,
+    Reading,
+    Report,
+    Result,
+    Scene,
+    ServerReport,
+    Signal,
+)
+from .poller import Poller, is_urgent
+from .sources import Host
+from .sources.procfs import CLOCK_TICKS
+from .timeline import ServerTimeline, Timeline
+
+log = logging.getLogger(__name__)
+
+LONGEST_GAP_TICKS = 3
+"""A longer pause between ticks is ours (stopped, suspended): no clock counts it."""
+
+RESULTS_CURRENT_INTERVALS = 3
+"""Readings of an older result are not exported."""
+
+MOST_RANK_NAMES = 4096
+
+CYCLES_TO_KNOW = 3
+"""Reads after which every source has seen what the others found: servers, then sockets, then answers."""
+
+LOG_SILENCE = Signal(
+    "log_silence_seconds",
+    "Seconds since the last line of the log arrived (for a log found on start: since the file's last change).",
+    ("server", "log"),
+    "log",
+)
+LOG_PROGRESS_SILENCE = Signal(
+    "log_progress_silence_seconds",
+    "Seconds since the last line of the log that shows progress arrived.",
+    ("server", "log"),
+    "log",
+)
+LAST_LINE = "log_last_line_timestamp_seconds"
+
+
+class Clock:
+    """Monotonic seconds without our own pauses."""
+
+    def __init__(self, tick_seconds: float) -> None:
+        self.tick_seconds = tick_seconds
+        self._skipped = 0.0
+        self._last: float | None = None
+
+    def tick(self, monotonic: float) -> float:
+        """The time of a tick; a pause longer than LONGEST_GAP_TICKS counts as one tick."""
+        if self._last is not None and (gap := monotonic - self._last) > LONGEST_GAP_TICKS * self.tick_seconds:
+            self._skipped += gap - self.tick_seconds
+            log.warning("pause not counted", extra={"seconds": round(gap, 1)})
+        self._last = monotonic
+        return monotonic - self._skipped
+
+    def of(self, monotonic: float, earliest: float) -> float:
+        """The time of a reading, not before `earliest` (the tick before)."""
+        return max(earliest, monotonic - self._skipped)
+
+
+class Daemon:
+    """Pollers, timeline, verdicts.  `report` is the last published one."""
+
+    def __init__(
+        self,
+        host: Host,
+        pollers: Callable[[Callable[[], Scene], Callable[[Result], None]], Iterable[Poller]],
+        publish: Callable[[Report], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.config: Config = host.config
+        self._publish, self._monotonic, self._wall = publish, monotonic, wall
+        self._wake = threading.Event()
+        self._stopping = False
+        self.scene = Scene()
+        self.pollers = tuple(pollers(lambda: self.scene, self._notice))
+        self._clock = Clock(self.config.intervals.tick)
+        self._timeline = Timeline(
+            window_of=_Windows(lambda: self.config),
+            suspect_after=self.config.verdict.suspect_after,
+            ready_markers=ready_markers(host.frameworks),
+        )
+        self._episodes = Episodes(self._timeline, self._thresholds_of, self.config.retention)
+        self._latest: dict[str, Result] = {}
+        self._seen_roots: set[ProcessId] = set()
+        self._now = 0.0
+        self._config_reload = (True, wall())
+        self.report: Report | None = None
+
+    def _thresholds_of(self, server: str) -> Thresholds:
+        return self.config.thresholds_for(server)
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        for poller in self.pollers:
+            poller.start()
+
+    def run(self) -> None:
+        """Tick until `stop`.  A bug in the tick is not caught: the process ends rather than lie."""
+        while not self._stopping:
+            self._wake.wait(self.config.intervals.tick)
+            self._wake.clear()
+            if not self._stopping:
+                self.tick()
+
+    def stop(self) -> None:
+        """End `run`; may be called from a signal handler."""
+        self._stopping = True
+        self._wake.set()
+
+    def close(self, seconds: float = 1.0) -> None:
+        """End the pollers; sources whose thread ended are closed, one that hangs is left behind."""
+        for poller in self.pollers:
+            poller.stop()
+        until = time.monotonic() + seconds
+        for poller in self.pollers:
+            if poller.join(max(0.0, until - time.monotonic())):
+                poller.source.close()
+
+    def reconfigure(self, config: Config | None) -> None:
+        """Take a new configuration, or note that the new one was wrong (None)."""
+        if config is None:
+            self._config_reload = (False, self._config_reload[1])
+            return
+        self.config, self._config_reload = config, (True, self._wall())
+        self._clock.tick_seconds, self._episodes.retention = config.intervals.tick, config.retention
+        for poller in self.pollers:
+            poller.interval = config.intervals.of(poller.source.name)
+            if (configure := getattr(poller.source, "configure", None)) is not None:
+                configure(config)
+
+    def _notice(self, result: Result) -> None:
+        """Called by the pollers: a first look or a certain sign ticks at once."""
+        if result.source not in self._latest or is_urgent(result):
+            self._wake.set()
+
+    def once(self, seconds: float) -> Report:
+        """One complete cycle: every source has read once with all servers known, or `seconds` are over."""
+        self.start()
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.05)
+            self.gather()
+            for poller in self.pollers:
+                poller.wake()
+            if all(poller.finished >= CYCLES_TO_KNOW for poller in self.pollers):
+                break
+        return self.tick()
+
+    # --- one tick ---------------------------------------------------------------------------------------
+
+    def tick(self, dated: bool = False) -> Report:
+        """Take what the sources found, judge, publish.  `dated`: see Episodes.tick (`check`)."""
+        monotonic, wall, now = self.gather()
+        servers = self._episodes.tick(now, wall, self._dated() if dated else None)
+        self._log_changes()
+        self._set_scene(servers)
+        report = self._make_report(servers, monotonic, wall)
+        self.report = report
+        self._publish(report)
+        return report
+
+    def gather(self) -> tuple[float, float, float]:
+        """Take what the sources found since the last time; (monotonic, Unix, clock) of this moment."""
+        earliest = self._now
+        monotonic, wall = self._monotonic(), self._wall()
+        self._now = now = self._clock.tick(monotonic)
+        for result in sorted((r for p in self.pollers for r in p.take()), key=lambda result: result.finished):
+            self._take(result, earliest)
+        return monotonic, wall, now
+
+    def _take(self, result: Result, earliest: float) -> None:
+        self._latest[result.source] = result
+        if result.error is not None:
+            return
+        at = self._clock.of(result.finished, earliest)
+        if result.servers is not None:
+            self._timeline.see(result.servers, at)
+        self._timeline.put(result.readings, at, self.config.intervals.of(result.source))
+        pause = result.finished - at
+        events = (replace(event, at=event.at - pause) for event in result.events) if pause else result.events
+        self._timeline.tell(events)
+        if result.servers is not None:
+            self.scene = replace(self.scene, servers=result.servers)
+            self._wake_others(result)
+        if result.listeners is not None:
+            self.scene = replace(self.scene, listeners=_distinct(result.listeners))
+        if result.rank_names:
+            known = dict.fromkeys((*self.scene.rank_names, *result.rank_names))
+            self.scene = replace(self.scene, rank_names=tuple(known)[-MOST_RANK_NAMES:])
+
+    def _wake_others(self, result: Result) -> None:
+        """A server came: the other sources look at it now, not an interval later."""
+        seen = {server.root for server in result.servers or ()}
+        if seen - self._seen_roots:
+            for poller in self.pollers:
+                if poller.source.name != result.source:
+                    poller.wake()
+        self._seen_roots = seen
+
+    def _set_scene(self, servers: Iterable[ServerReport]) -> None:
+        ready = frozenset(report.server.name for report in servers if report.ready)
+        if ready != self.scene.ready:
+            self.scene = replace(self.scene, ready=ready)
+
+    def _dated(self) -> dict[str, float]:
+        """server -> Unix time of its last progress: the log's last progress line, or its youngest process."""
+        dated = {}
+        for timeline in self._timeline:
+            moments = [timeline.startup.last_dated, _youngest(timeline)]
+            known = [moment for moment in moments if moment is not None]
+            if known:
+                dated[timeline.name] = max(known)
+        return dated
+
+    def _make_report(self, servers: tuple[ServerReport, ...], monotonic: float, wall: float) -> Report:
+        current = [r for r in self._latest.values() if self._is_current(r, monotonic)]
+        readings = [reading for result in current for reading in result.readings if reading.value is not None]
+        return Report(
+            timestamp=wall,
+            monotonic=monotonic,
+            readings=(*readings, *self._silences(readings, wall)),
+            servers=servers,
+            health=tuple(poller.health() for poller in self.pollers),
+            read_errors={
+                (poller.source.name, reason): count
+                for poller in self.pollers
+                for reason, count in poller.read_errors().items()
+            },
+            startups=self._episodes.startups(),
+            config_reload=self._config_reload,
+            dropped=self._dropped(),
+        )
+
+    def _dropped(self) -> dict[str, int]:
+        dropped = sum(int(getattr(poller.source, "dropped_servers", 0)) for poller in self.pollers)
+        return {"servers_limit": dropped}
+
+    def _is_current(self, result: Result, monotonic: float) -> bool:
+        interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
+        return result.error is None and monotonic - result.finished <= RESULTS_CURRENT_INTERVALS * interval
+
+    def _silences(self, readings: Iterable[Reading], wall: float) -> list[Reading]:
+        """Ages of the logs as of this Report."""
+        silences = []
+        for reading in readings:
+            if reading.signal.name != LAST_LINE or reading.value is None:
+                continue
+            server, name = reading.labels
+            silences.append(LOG_SILENCE.read(max(0.0, wall - reading.value), server, name))
+            timeline = self._timeline.of(server)
+            at = timeline.progress_by_log.get(name) if timeline else None
+            if at is not None:
+                silences.append(LOG_PROGRESS_SILENCE.read(max(0.0, self._now - at), server, name))
+        return silences
+
+    def _log_changes(self) -> None:
+        for change in self._episodes.changes:
+            log.info(
+                "verdict changed",
+                extra={
+                    "server": change.server,
+                    "before": change.before.state if change.before else "none",
+                    "state": change.after.state,
+                    "reason": change.after.reason,
+                    "rank": change.after.suspect_rank or "",
+                    "phase": change.phase,
+                },
+            )
+
+
+class _Windows(Mapping[str, float]):
+    """server -> its `window`, as the configuration says now."""
+
+    def __init__(self, config: Callable[[], Config]) -> None:
+        self._config = config
+
+    def __getitem__(self, server: str) -> float:
+        return self._config().thresholds_for(server).window
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(server.name for server in self._config().servers)
+
+    def __len__(self) -> int:
+        return len(self._config().servers)
+
+
+def ready_markers(frameworks: Iterable[Framework]) -> dict[str, tuple[str, ...]]:
+    return {framework.name: framework.embedded_ready for framework in frameworks}
+
+
+def _distinct(listeners: Iterable[Listener]) -> tuple[Listener, ...]:
+    return tuple(dict.fromkeys(listeners))
+
+
+def _youngest(timeline: ServerTimeline) -> float | None:
+    """Unix time at which the youngest process of the server started."""
+    server = timeline.server
+    if server is None or not server.processes:
+        return None
+    youngest = max(process.id.start_ticks for process in server.processes)
+    return server.started_at + (youngest - server.root.start_ticks) / CLOCK_TICKS

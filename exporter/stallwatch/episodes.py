@@ -1,0 +1,252 @@
+"""The story of every server name across ticks: verdict, since when, stalled time, starts that became ready.
+
+Pure: the same code judges live results and recordings; only `daemon` (or `replay`) owns a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from .config import Thresholds
+from .model import (
+    STARTUP_BUCKETS_SECONDS,
+    ProcessId,
+    RankState,
+    Server,
+    ServerReport,
+    StartupHistogram,
+    Verdict,
+    is_rank_name,
+)
+from .timeline import ServerTimeline, Timeline
+from .verdict import Evidence, gather, judge
+from .verdict.evidence import rank_progress_age
+
+FAILED_KEPT_SECONDS = 24 * 3600.0
+
+
+@dataclass(slots=True)
+class Episode:
+    """What is kept of one server name.  Survives restarts of the server."""
+
+    verdict: Verdict | None = None
+    since_timestamp: float = 0.0
+    stalled_seconds: float = 0.0
+    judged_at: float | None = None
+    start_timestamp: float | None = None
+    startup_seconds: float | None = None
+    was_ready: bool = False
+
+
+@dataclass(slots=True)
+class Startups:
+    """Successful starts of one kind, for the histogram."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(STARTUP_BUCKETS_SECONDS) + 1))
+    total_seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        for index, bound in enumerate((*STARTUP_BUCKETS_SECONDS, float("inf"))):
+            if seconds <= bound:
+                self.counts[index] += 1
+        self.total_seconds += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A verdict that differs from the one before."""
+
+    server: str
+    before: Verdict | None
+    after: Verdict
+    phase: str
+
+
+class Episodes:
+    """Judges every server of a timeline once per tick."""
+
+    def __init__(
+        self, timeline: Timeline, thresholds_of: Callable[[str], Thresholds], retention: float = 600.0
+    ) -> None:
+        self.thresholds_of, self.retention = thresholds_of, retention
+        self._timeline = timeline
+        self._episodes: dict[str, Episode] = {}
+        self._startups: dict[tuple[str, str, str], Startups] = {}
+        self.changes: list[Change] = []
+
+    def tick(
+        self, now: float, wall: float, dated: Mapping[str, float] | None = None
+    ) -> tuple[ServerReport, ...]:
+        """Judge all servers at `now` (monotonic; `wall` is the same moment as Unix time).
+
+        `dated`: server -> Unix time of its last progress as far as it can be dated; used instead of what was
+        observed where nothing moved since we watch (`check`).  Forgets what ended long ago.
+        """
+        self.changes = []
+        reports = []
+        for timeline in list(self._timeline):
+            report = self._judge(timeline, now, wall, (dated or {}).get(timeline.name))
+            if self._is_over(timeline, report.verdict, now):
+                self._timeline.forget(timeline.name)
+                self._episodes.pop(timeline.name, None)
+            else:
+                reports.append(report)
+        return tuple(sorted(reports, key=lambda report: report.server.name))
+
+    def startups(self) -> tuple[StartupHistogram, ...]:
+        return tuple(
+            StartupHistogram(*key, tuple(startups.counts), startups.total_seconds)
+            for key, startups in sorted(self._startups.items())
+        )
+
+    def _is_over(self, timeline: ServerTimeline, verdict: Verdict, now: float) -> bool:
+        age = now - verdict.since
+        if verdict.state == "gone":
+            never_came = timeline.server is not None and timeline.server.starts == 0
+            return age > self.retention and not never_came
+        return verdict.state == "failed" and age > FAILED_KEPT_SECONDS
+
+    def _judge(self, timeline: ServerTimeline, now: float, wall: float, dated: float | None) -> ServerReport:
+        episode = self._episodes.setdefault(timeline.name, Episode())
+        if episode.start_timestamp != timeline.start_timestamp:
+            episode.start_timestamp, episode.was_ready = timeline.start_timestamp, False
+            if episode.verdict is not None and episode.verdict.state in ("failed", "gone"):
+                episode.verdict = None
+        thresholds = self.thresholds_of(timeline.name)
+        age = dated_progress_age(timeline, now, wall, dated)
+        evidence = gather(timeline, now, thresholds.window, age)
+        before, verdict = episode.verdict, judge(evidence, thresholds, episode.verdict, now)
+        if age is not None:
+            verdict = replace(verdict, since=now - age)
+        self._note(episode, timeline, evidence, verdict, now, wall)
+        if before is None or (before.state, before.reason, before.suspect_rank) != (
+            verdict.state,
+            verdict.reason,
+            verdict.suspect_rank,
+        ):
+            self.changes.append(Change(timeline.name, before, verdict, evidence.phase))
+        return describe(timeline, evidence, episode, thresholds, now, wall)
+
+    def _note(
+        self,
+        episode: Episode,
+        timeline: ServerTimeline,
+        evidence: Evidence,
+        verdict: Verdict,
+        now: float,
+        wall: float,
+    ) -> None:
+        if episode.judged_at is not None and verdict.state == "stalled":
+            episode.stalled_seconds += max(0.0, now - episode.judged_at)
+        if episode.verdict is None or episode.verdict.since != verdict.since:
+            episode.since_timestamp = wall - (now - verdict.since)
+        episode.verdict, episode.judged_at = verdict, now
+        if evidence.ready and not episode.was_ready:
+            episode.was_ready = True
+            self._note_ready(episode, timeline, now, wall)
+
+    def _note_ready(self, episode: Episode, timeline: ServerTimeline, now: float, wall: float) -> None:
+        """Count the start that became ready, if we saw it happen."""
+        ready_at = timeline.startup.ready_at if timeline.startup.ready_at is not None else now
+        server, started = timeline.server, timeline.start_timestamp
+        if server is None or not started or ready_at <= timeline.anchor:
+            return
+        episode.startup_seconds = max(0.0, wall - (now - ready_at) - started)
+        key = (server.framework, server.model, server.speculative)
+        self._startups.setdefault(key, Startups()).add(episode.startup_seconds)
+
+
+def dated_progress_age(
+    timeline: ServerTimeline, now: float, wall: float, dated: float | None
+) -> float | None:
+    """Seconds since the dated progress; None when there is none, or when something moved while we watched."""
+    moved = any(at > timeline.anchor for channel, at in timeline.moves.items() if channel not in ("cpu",))
+    return None if dated is None or moved else max(0.0, wall - dated)
+
+
+def describe(
+    timeline: ServerTimeline,
+    evidence: Evidence,
+    episode: Episode,
+    thresholds: Thresholds,
+    now: float,
+    wall: float,
+) -> ServerReport:
+    """The report on one server: what was found out, nothing new is judged here."""
+    verdict = episode.verdict
+    assert verdict is not None  # noqa: S101  # set by the caller
+    server = timeline.server or _unknown_server(timeline)
+    startup = timeline.startup
+    if startup.version:
+        server = replace(server, version=startup.version)
+    phase_start = max(startup.phase_since, timeline.anchor)
+    return ServerReport(
+        server=server,
+        verdict=verdict,
+        since_timestamp=episode.since_timestamp,
+        phase=evidence.phase,
+        phase_start_timestamp=wall - (now - phase_start),
+        phase_budget_seconds=thresholds.budget(evidence.phase),
+        ready=evidence.ready,
+        ranks_alive=sum(1 for r in evidence.ranks if r.alive and is_rank_name(r.rank))
+        if evidence.ranks
+        else None,
+        channels=evidence.channels,
+        ranks=tuple(_rank_state(timeline, evidence, server, name, now) for name in _rank_names(timeline)),
+        starts=server.starts,
+        stalled_seconds=episode.stalled_seconds,
+        startup_seconds=episode.startup_seconds,
+        advice=tuple(advice(evidence, verdict, thresholds)),
+    )
+
+
+def _unknown_server(timeline: ServerTimeline) -> Server:
+    return Server(timeline.name, "generic", "server", ProcessId(0, 0), timeline.start_timestamp or 0.0, ())
+
+
+def _rank_names(timeline: ServerTimeline) -> list[str]:
+    watched = timeline.watched_names
+    return watched or sorted(timeline.startup.ranks)
+
+
+def _rank_state(
+    timeline: ServerTimeline, evidence: Evidence, server: Server, name: str, now: float
+) -> RankState:
+    startup, waits = timeline.startup.ranks.get(name), timeline.waits.get(name)
+    process = next((process for process in server.processes if process.rank == name), None)
+    phase = startup.phase if startup else None
+    return RankState(
+        rank=name,
+        pid=process.id.pid if process else None,
+        phase="ready" if evidence.ready and is_rank_name(name) else phase,
+        load_progress=startup.load_progress if startup else None,
+        alive=timeline.is_alive(name),
+        progress_age_seconds=rank_progress_age(timeline, name, now),
+        wait=dict(waits.counts) if waits and waits.counts is not None else None,
+        main_wait=waits.usual_main() if waits else None,
+    )
+
+
+def advice(evidence: Evidence, verdict: Verdict, thresholds: Thresholds) -> list[str]:
+    """Sentences for a person: what is missing and what would help."""
+    sentences = []
+    if verdict.state == "quiet":
+        left = thresholds.stall_after - evidence.progress_age
+        sentences.append(f"nothing moved yet; watch for {max(1, round(left))} s more to know")
+    unreadable = [state.channel for state in evidence.channels if state.state == "unreadable"]
+    if unreadable:
+        channels = ", ".join(unreadable)
+        if evidence.unreadable_reason in (None, "permission"):
+            sentences.append(
+                f"unreadable: {channels}; the capabilities CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH make them readable"
+            )
+        else:
+            sentences.append(f"unreadable: {channels} ({evidence.unreadable_reason})")
+    if evidence.log == "absent":
+        sentences.append(
+            "no log evidence: stdout and stderr go to no file; write them to one (`> server.log 2>&1`)"
+        )
+    if not evidence.threads_readable and not unreadable:
+        sentences.append("the kernel does not tell what threads wait in")
+    return sentences

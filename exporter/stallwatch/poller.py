@@ -1,0 +1,172 @@
+"""One thread per source: reads at its interval, measures, and holds the one broad `except`.
+
+A source that hangs stops its own thread only; `health()` shows since when.  Results wait in `take()` until the
+daemon fetches them; a source is not read again while too many of them wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from . import signals
+from .model import Event, Listener, Observation, RankName, Reading, Result, Scene, Server, SourceHealth
+from .sources import Moment, Source
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 32
+"""Results that may wait for the daemon; then the source pauses."""
+
+URGENT_EVENTS = frozenset(("fatal", "shutdown", "ready"))
+
+T = TypeVar("T")
+
+
+def sort(name: str, observations: Iterable[Observation], started: float) -> Result:
+    """Make a Result of what a source yielded.  Raises what the source raises."""
+    found: dict[type, list[Observation]] = {Reading: [], Event: [], Server: [], RankName: [], Listener: []}
+    for observation in observations:
+        found[type(observation)].append(observation)
+
+    def of(kind: type[T]) -> tuple[T, ...]:
+        return tuple(found[kind])  # type: ignore[arg-type]
+
+    return Result(
+        source=name,
+        started=started,
+        finished=time.monotonic(),
+        readings=of(Reading),
+        events=of(Event),
+        servers=of(Server) if name == "processes" else None,
+        rank_names=of(RankName),
+        listeners=of(Listener) if name == "sockets" else None,
+    )
+
+
+def is_urgent(result: Result) -> bool:
+    """A certain sign ticks at once: a death, a fatal line, an orderly end, ready."""
+    if any(event.event in URGENT_EVENTS for event in result.events):
+        return True
+    deaths = (signals.RANK_ALIVE, signals.SERVER_ALIVE)
+    return any(reading.value == 0 and reading.signal in deaths for reading in result.readings)
+
+
+class Poller:
+    """Runs one source in a thread of its own.  `notify` is called (from that thread) with each Result."""
+
+    def __init__(
+        self,
+        source: Source,
+        interval: float,
+        scene: Callable[[], Scene],
+        notify: Callable[[Result], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.source, self.interval = source, interval
+        self._scene, self._notify, self._monotonic, self._wall = scene, notify, monotonic, wall
+        self._results: list[Result] = []
+        self._errors: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._woken = False
+        self._in_flight: float | None = None
+        self._last_success: float | None = None
+        self._last: Result | None = None
+        self.finished = 0  # reads so far
+        self._thread = threading.Thread(target=self._run, name=f"source-{source.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end.  One that hangs in a read is left behind (it is a daemon thread)."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread; True when it ended, so that the source may be closed."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def wake(self) -> None:
+        """Read again now: the scene changed."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def take(self) -> list[Result]:
+        """The results since the last call, oldest first."""
+        with self._changed:
+            results, self._results = self._results, []
+            self._changed.notify_all()
+        return results
+
+    def health(self) -> SourceHealth:
+        last, success = self._last, None
+        if last is not None:
+            success = last.error is None
+        return SourceHealth(
+            source=self.source.name,
+            success=success,
+            duration_seconds=last.finished - last.started if last else None,
+            last_success=self._last_success,
+            in_flight_since=self._in_flight,
+        )
+
+    def read_errors(self) -> dict[str, int]:
+        """reason -> values that could not be read so far."""
+        return dict(self._errors)
+
+    def read_once(self) -> Result:
+        """One read, measured and guarded.  Also used without the thread (`--once`)."""
+        started = self._in_flight = self._monotonic()
+        cpu = time.thread_time()
+        try:
+            result = sort(
+                self.source.name, self.source.read(self._scene(), Moment(started, self._wall())), started
+            )
+        except Exception as error:  # the one broad catch: a broken source must not stop the others
+            result = Result(self.source.name, started, self._monotonic(), error=type(error).__name__)
+            self._errors["error"] += 1
+            if self._last is None or self._last.error is None:
+                log.warning("source failed", exc_info=True, extra={"source": self.source.name})
+        else:
+            self._errors.update(reading.reason for reading in result.readings if reading.reason)
+            self._last_success = result.finished
+            if self._last is not None and self._last.error is not None:
+                log.info("source works again", extra={"source": self.source.name})
+        object.__setattr__(result, "cpu_seconds", time.thread_time() - cpu)
+        self._in_flight, self._last = None, result
+        self.finished += 1
+        return result
+
+    def _run(self) -> None:
+        while True:
+            begun = self._monotonic()
+            result = self.read_once()
+            with self._changed:
+                self._results.append(result)
+            self._notify(result)
+            again = getattr(self.source, "again_seconds", None)
+            pause = min(self.interval, again) if again else self.interval
+            if not self._rest(begun + pause):
+                return
+
+    def _rest(self, until: float) -> bool:
+        """Wait for the next turn; False when it is time to end."""
+        with self._changed:
+            while not self._stopping:
+                left = until - self._monotonic()
+                room = len(self._results) < MOST_WAITING
+                if room and (left <= 0 or self._woken):
+                    self._woken = False
+                    return True
+                self._changed.wait(left if room else None)
+        return False

@@ -1,0 +1,135 @@
+"""`stallwatch serve`: the exporter as a process, with its signals, its HTTP server and its words on stdout."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from .assembly import Settings, make_daemon, read_config
+from .daemon import Daemon
+from .exposition import render
+from .frameworks import load_frameworks
+from .model import Report
+from .presentation import document, verdict_line
+from .strict_yaml import InputError
+from .web.published import Published
+from .web.server import ListenError, serve_http
+
+log = logging.getLogger(__name__)
+
+ONCE_SECONDS = 20.0
+"""`--once` waits no longer than this for a source that hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebSettings:
+    listen_addresses: tuple[str, ...]
+    telemetry_path: str = "/metrics"
+    max_requests: int = 40
+    enable_lifecycle: bool = False
+
+
+class Speaker:
+    """One line per server on stdout, whenever its verdict changes."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[object, ...]] = {}
+        self._nothing_said = False
+
+    def say(self, report: Report) -> None:
+        for server in document(report)["servers"]:
+            state = tuple(server[key] for key in ("state", "reason", "suspect_rank", "phase"))
+            if self._said.get(server["server"]) != state:
+                self._said[server["server"]] = state
+                print(verdict_line(server), flush=True)
+        if not report.servers and not self._said and not self._nothing_said:
+            self._nothing_said = True
+            print("no inference server found yet; looking again every few seconds", flush=True)
+
+
+def serve(settings: Settings, web: WebSettings) -> int:
+    """Run until SIGINT or SIGTERM.  Exit code 0; 2 when an address cannot be listened on."""
+    published: list[Published] = []
+    speaker = Speaker()
+
+    def publish(report: Report) -> None:
+        published[0].publish(report)
+        speaker.say(report)
+
+    daemon = make_daemon(settings, publish)
+    published.append(Published(daemon.config.intervals.tick, time.monotonic))
+    reload = Reloading(daemon, settings, published[0])
+    try:
+        http = serve_http(
+            published[0],
+            web.listen_addresses,
+            telemetry_path=web.telemetry_path,
+            max_requests=web.max_requests,
+            reload=reload.reload if web.enable_lifecycle else None,
+        )
+    except ListenError as error:
+        print(f"stallwatch: {error}", file=sys.stderr)
+        return 2
+    for address in http.addresses:
+        print(f"listening on http://{address.replace('[::]', 'localhost')}", flush=True)
+    _handle_signals(daemon, reload)
+    try:
+        daemon.start()
+        daemon.run()
+    finally:
+        http.stop()
+        daemon.close()
+    return 0
+
+
+class Reloading:
+    """Reads the configuration again on request; a wrong file changes nothing but is logged and exported."""
+
+    def __init__(self, daemon: Daemon, settings: Settings, published: Published) -> None:
+        self._daemon, self._settings, self._published = daemon, settings, published
+        self._lock = threading.Lock()
+
+    def reload(self) -> str | None:
+        """None when it worked, else the sentence about what is wrong.  May wait for the file."""
+        with self._lock:
+            try:
+                config = read_config(self._settings, load_frameworks())
+            except InputError as error:
+                self._daemon.reconfigure(None)
+                log.error("configuration not reloaded", extra={"problem": str(error)})
+                return str(error)
+            self._daemon.reconfigure(config)
+            self._published.tick_seconds = config.intervals.tick
+            log.info("configuration reloaded")
+            return None
+
+    def reload_in_background(self) -> None:
+        threading.Thread(target=self.reload, name="reload", daemon=True).start()
+
+
+def _handle_signals(daemon: Daemon, reload: Reloading) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: daemon.stop())
+    signal.signal(signal.SIGHUP, lambda *_: reload.reload_in_background())
+
+
+def serve_once(settings: Settings) -> int:
+    """One complete cycle of every collector; the page to stdout."""
+    daemon = make_daemon(settings, lambda report: None)
+    report = daemon.once(ONCE_SECONDS)
+    sys.stdout.write(render(report).decode())
+    for server in document(report)["servers"]:
+        print(verdict_line(server), file=sys.stderr)
+    daemon.close()
+    return 0
+
+
+def check_config(settings: Settings) -> int:
+    """`--config.check`: read the configuration and say that it is right (InputError says what is not)."""
+    config = read_config(settings, load_frameworks())
+    print(f"{config.file or 'the built-in configuration'}: is right")
+    return 0

@@ -1,0 +1,121 @@
+"""cmdline and environ of a process, through a helper process that may be left behind when it hangs.
+
+Reading those two files waits for the process's mmap lock (a page fault on dead storage holds it for hours).
+So a child does it (blocking_child); the parent waits no longer than a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..model import ProcessId
+
+MOST_ABANDONED = 2
+"""Helpers that may hang at once; a process in uninterruptible sleep does not even die of SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """Arguments and the few known variables of a process; `reason` is set when they could not be read.
+
+    The words may hold secrets: they are parsed into facts and then dropped, never stored or shown.
+    """
+
+    argv: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    reason: str | None = None
+
+
+class BlockingReads:
+    """Asks the helper; starts one when needed, gives it up when it hangs."""
+
+    def __init__(self, proc: Path, deadline_seconds: float) -> None:
+        self._proc, self._deadline = proc, deadline_seconds
+        self._child: subprocess.Popen[bytes] | None = None
+        self._abandoned: list[subprocess.Popen[bytes]] = []
+        self._buffer = b""
+
+    def command_line(self, process: ProcessId) -> CommandLine:
+        """Read once, within the deadline; `reason` is timeout, permission, vanished or error otherwise."""
+        self._abandoned = [child for child in self._abandoned if child.poll() is None]
+        if len(self._abandoned) >= MOST_ABANDONED:
+            return CommandLine(reason="timeout")
+        try:
+            self._send(f"{process.pid} {process.start_ticks}\n".encode())
+            line = self._receive(time.monotonic() + self._deadline)
+        except (OSError, EOFError):
+            self._give_up()
+            return CommandLine(reason="error")
+        if line is None:
+            self._give_up()
+            return CommandLine(reason="timeout")
+        answer = json.loads(line)
+        if "reason" in answer:
+            return CommandLine(reason=answer["reason"])
+        return CommandLine(tuple(answer["argv"]), answer["environ"])
+
+    def rest(self) -> None:
+        """End the helper until it is needed again."""
+        if self._child is not None:
+            child, self._child = self._child, None
+            self._end(child)
+
+    def close(self) -> None:
+        self.rest()
+        for child in self._abandoned:
+            child.kill()
+
+    def _send(self, request: bytes) -> None:
+        if self._child is None or self._child.poll() is not None:
+            program = str(Path(__file__).with_name("blocking_child.py"))
+            self._buffer = b""
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", "-S", program, str(self._proc)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env={},
+            )
+        assert self._child.stdin is not None  # noqa: S101  # both pipes were asked for
+        self._child.stdin.write(request)
+
+    def _receive(self, until: float) -> bytes | None:
+        """One line of the helper; None when it does not come in time."""
+        assert self._child is not None  # noqa: S101  # _send made it
+        assert self._child.stdout is not None  # noqa: S101
+        fd = self._child.stdout.fileno()
+        while b"\n" not in self._buffer:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                return None
+            part = os.read(fd, 1 << 16)
+            if not part:
+                raise EOFError
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _give_up(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            self._end(child)
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            child.wait(0.2)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            self._abandoned.append(child)

@@ -1,0 +1,230 @@
+"""From command lines and titles to servers and ranks: pure functions over what procfs and the helper read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..frameworks import Argument, Framework, rank_name
+
+COMPILERS = frozenset(
+    [
+        "nvcc",
+        "cicc",
+        "ptxas",
+        "fatbinary",
+        "cudafe++",
+        "nvlink",
+        "ninja",
+        "make",
+        "cmake",
+        "cc1",
+        "cc1plus",
+        "c++",
+        "g++",
+        "gcc",
+        "cc",
+        "clang",
+        "clang++",
+        "collect2",
+        "ld",
+        "ld.lld",
+        "lld",
+        "as",
+        "ar",
+        "hipcc",
+        "amdclang++",
+        "ptxas-blackwell",
+        "rustc",
+    ]
+)
+"""comm of build tools that JIT compilation starts (FRAMEWORKS section 8)."""
+
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
+_VALUE_OPTIONS = ("-W", "-X", "--check-hash-based-pycs")
+_COMPILE_WORKER = re.compile(r"compile_worker|torch[._]inductor")
+_SPAWNED = re.compile(r"multiprocessing(?:\.|-)(?:spawn|forkserver|fork)")
+_TRACKER = re.compile(r"resource_tracker|semaphore_tracker")
+
+
+def head_words(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command as its user thinks of it: interpreter, its options and folders dropped.
+
+    ('/usr/bin/python3', '-u', '/opt/bin/vllm', 'serve', 'm') -> ('vllm', 'serve', 'm')
+    ('python', '-m', 'sglang.launch_server', '--tp', '8')     -> ('-m', 'sglang.launch_server', '--tp', '8')
+    """
+    if not argv or not argv[0]:
+        return ()
+    words = list(argv)
+    program = _base(words[0])
+    if not _PYTHON.fullmatch(program):
+        return (program, *words[1:])
+    rest = words[1:]
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
+        rest = rest[2:] if rest[0] in _VALUE_OPTIONS else rest[1:]
+    if not rest:
+        return (program,)
+    if rest[0] in ("-m", "-c", "-"):
+        return tuple(rest)
+    return (_base(rest[0]), *rest[1:])
+
+
+def _base(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def entry_point(framework: Framework, words: Sequence[str]) -> tuple[str, ...] | None:
+    """The words after the framework's entry point, when the command starts with one; else None."""
+    for entry in framework.entry_points:
+        head = entry.split(" ")
+        if list(words[: len(head)]) == head:
+            return tuple(words[len(head) :])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the arguments of a server say; nothing else of the command line is kept."""
+
+    model: str = ""
+    port: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    group: str = ""
+    speculative: str = ""
+    metrics_enabled: bool = True
+    headless: bool = False
+
+
+def read_facts(framework: Framework, words: Sequence[str]) -> Facts:
+    """Parse the words after the entry point.  Unreadable numbers fall back to the defaults."""
+    given = {name: argument_value(argument, words) for name, argument in framework.arguments.items()}
+
+    def number(name: str, default: int) -> int:
+        text = given.get(name) or ""
+        return int(text) if text.isdigit() and len(text) < 7 else default
+
+    nnodes = number("nnodes", 1)
+    switched = given.get("metrics_enabled") is not None
+    return Facts(
+        model=short_model(given.get("served_model") or given.get("model") or ""),
+        port=number("port", 0) or None,
+        tensor_parallel=max(1, number("tensor_parallel", 1)),
+        pipeline_parallel=max(1, number("pipeline_parallel", 1)),
+        data_parallel=max(1, number("data_parallel", 1)),
+        nnodes=max(1, nnodes),
+        node_rank=number("node_rank", 0),
+        group=group_hash(given.get("rendezvous") or "", nnodes),
+        speculative=speculative_name(given.get("speculative") or ""),
+        metrics_enabled=framework.metrics_default != switched,
+        headless=given.get("headless") is not None,
+    )
+
+
+def argument_value(argument: Argument, words: Sequence[str]) -> str | None:
+    """The last value given to an argument ('' for a flag that is set); None when it is not given."""
+    found: str | None = None
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+        if name in argument.flags:
+            following = words[index + 1] if index + 1 < len(words) else ""
+            found = "" if argument.is_flag else value if equals else following
+    if found is None and argument.positional and words and not words[0].startswith("-"):
+        return words[0]
+    return found
+
+
+def short_model(text: str) -> str:
+    """The last two path parts, with scheme, user, query and fragment removed; at most 128 bytes."""
+    text = re.sub(r"^[a-z][a-z0-9+.-]*://(?:[^/@]*@)?", "", text, flags=re.IGNORECASE)
+    text = re.split(r"[?#]", text)[0]
+    return "/".join([part for part in text.split("/") if part][-2:])[:128]
+
+
+def group_hash(rendezvous: str, nnodes: int) -> str:
+    """A short name for a group of nodes: hash of the rendezvous address and the number of nodes."""
+    if nnodes <= 1 or not rendezvous:
+        return ""
+    return hashlib.blake2b(f"{rendezvous}|{nnodes}".encode(), digest_size=6).hexdigest()
+
+
+def speculative_name(text: str) -> str:
+    """The method of speculative decoding: a word as it is, or `method` of a JSON object; never a path."""
+    if text.startswith("{"):
+        match = re.search(r'"method"\s*:\s*"([A-Za-z0-9_-]{1,32})"', text)
+        return match[1] if match else "yes"
+    return text if re.fullmatch(r"[A-Za-z0-9_-]{1,32}", text) else "yes" if text else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is remembered of one command line.  `own` is the part discovery decides by; no other word is kept."""
+
+    framework: str = ""  # whose entry point it is
+    facts: Facts | None = None
+    role: str = ""  # engine rank worker detokenizer controller main, from its title; "" = none
+    rank: str = ""  # rank name or engine name that the title gives
+    titled_by: str = ""  # framework of the title
+    kind: str = "other"  # spawned (a multiprocessing child), tracker, compiler, other
+    configured: str = ""  # name of the configured server whose `match: command` it fits
+    excluded: bool = False
+    fingerprint: str = ""  # equal for a forked child that still shows its parent's command
+    slurm_job: str = ""
+    reason: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def understand(
+    frameworks: Sequence[Framework],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    reason: str | None = None,
+) -> Command:
+    """Reduce a command line to what discovery needs."""
+    if reason is not None:
+        return Command(reason=reason)
+    words, title = head_words(argv), " ".join(argv)
+    entry = next(((f, rest) for f in frameworks if (rest := entry_point(f, words)) is not None), None)
+    role, rank, titled_by = _by_title(frameworks, title)
+    return Command(
+        framework=entry[0].name if entry else "",
+        facts=read_facts(*entry) if entry else None,
+        role=role,
+        rank=rank,
+        titled_by=titled_by,
+        kind=_kind(title),
+        fingerprint=hashlib.blake2b(title.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest(),
+        slurm_job=environ.get("SLURM_JOB_ID", "") if environ.get("SLURM_JOB_ID", "").isdigit() else "",
+        environ=environ,
+    )
+
+
+def _by_title(frameworks: Sequence[Framework], title: str) -> tuple[str, str, str]:
+    for framework in frameworks:
+        for pattern in framework.titles:
+            match = pattern.pattern.match(title)
+            if match is None:
+                continue
+            groups = match.groupdict()
+            if pattern.role == "rank":
+                return "rank", rank_name(groups.get("parts") or ""), framework.name
+            if pattern.role == "engine":
+                number = int(groups.get("engine") or 0)
+                return "engine", f"engine{number}" if number else "engine", framework.name
+            return pattern.role, pattern.role, framework.name
+    return "", "", ""
+
+
+def _kind(title: str) -> str:
+    if _TRACKER.search(title):
+        return "tracker"
+    if _COMPILE_WORKER.search(title):
+        return "compiler"
+    return "spawned" if _SPAWNED.search(title) else "other"

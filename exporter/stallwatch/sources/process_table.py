@@ -1,0 +1,146 @@
+"""Every process of the node, kept between looks: who is new, who is gone, what its command line said.
+
+Looking is cheap because it is mostly not done: the listing is skipped while the kernel's fork counter stands,
+and only young processes are read again (a process may still exec or set its title).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..model import ProcessId
+from .blocking_reads import CommandLine
+from .discovery import Command
+from .procfs import KERNEL_THREAD, ProcFs, Stat
+
+YOUNG_SECONDS = 30.0
+FULL_LOOK_SECONDS = 30.0
+RETRY_SECONDS = 60.0
+MOST_COMMANDS = 256
+"""Command lines read in one look; the rest waits for the next."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A process that was seen.  `command` None = its command line was not (yet) read."""
+
+    stat: Stat
+    first_seen: float
+    user: int
+    command: Command | None = None
+    command_comm: str = ""
+    command_read: float = 0.0
+
+    @property
+    def id(self) -> ProcessId:
+        return self.stat.id
+
+
+class ProcessTable:
+    """`look` brings the table up to date; reading a command line is the caller's choice (`wanted`)."""
+
+    def __init__(
+        self,
+        proc: ProcFs,
+        read_command: Callable[[ProcessId], CommandLine],
+        understand: Callable[[CommandLine], Command],
+    ) -> None:
+        self._proc, self._read_command, self._understand = proc, read_command, understand
+        self._known: dict[int, Known] = {}
+        self._kernel_threads: set[int] = set()
+        self._young: set[int] = set()
+        self._forks: int | None = None
+        self._full_look = float("-inf")
+        self.unread: dict[str, int] = {}  # reason -> command lines that could not be read in the last look
+
+    def __iter__(self) -> Iterator[Known]:
+        return iter(self._known.values())
+
+    def get(self, pid: int) -> Known | None:
+        return self._known.get(pid)
+
+    def find(self, process: ProcessId) -> Known | None:
+        known = self._known.get(process.pid)
+        return known if known is not None and known.id == process else None
+
+    def look(self, now: float) -> None:
+        """Find new, changed and vanished processes."""
+        forks, full = self._proc.forks(), now - self._full_look >= FULL_LOOK_SECONDS
+        if full or forks is None or forks != self._forks:
+            self._list(now, full)
+        self._forks = forks
+        for pid in tuple(self._young):
+            known = self._known.get(pid)
+            if known is None or now - known.first_seen > YOUNG_SECONDS:
+                self._young.discard(pid)
+            self._refresh(pid, now)
+
+    def refresh(self, process: ProcessId, now: float) -> None:
+        """Read stat of one process again (members of servers: titles change late)."""
+        if process.pid not in self._young:
+            self._refresh(process.pid, now)
+
+    def _list(self, now: float, full: bool) -> None:
+        pids = set(self._proc.pids())
+        for pid in self._known.keys() - pids:
+            del self._known[pid]
+        self._kernel_threads &= pids
+        for pid in pids - self._known.keys() - self._kernel_threads:
+            self._refresh(pid, now)
+        if full:
+            self._full_look = now
+            for pid in tuple(self._known):
+                self._refresh(pid, now)
+
+    def _refresh(self, pid: int, now: float) -> None:
+        stat = self._proc.stat(pid)
+        if stat is None:
+            self._known.pop(pid, None)
+            return
+        if stat.flags & KERNEL_THREAD:
+            self._kernel_threads.add(pid)
+            return
+        known = self._known.get(pid)
+        if known is not None and known.id == stat.id:
+            known.stat = stat
+            return
+        owner = self._proc.owner(pid)
+        if owner is not None:
+            self._known[pid] = Known(stat, now, owner)
+            self._young.add(pid)
+
+    def read_commands(self, wanted: Callable[[Known], bool], now: float) -> None:
+        """Read the command lines of the wanted processes that have none yet, or whose comm changed since."""
+        budget, self.unread = MOST_COMMANDS, {}
+        for known in tuple(self._known.values()):
+            if budget and wanted(known) and self._is_due(known, now):
+                budget -= 1
+                self.read_command(known, now)
+
+    def _is_due(self, known: Known, now: float) -> bool:
+        if known.command is None or known.command_comm != known.stat.comm:
+            return True
+        return known.command.reason == "timeout" and now - known.command_read >= RETRY_SECONDS
+
+    def read_command(self, known: Known, now: float) -> None:
+        """Read (again) the command line of one process; a hung one is tried again after RETRY_SECONDS."""
+        line = self._read_command(known.id)
+        known.command = self._understand(line)
+        known.command_comm, known.command_read = known.stat.comm, now
+        if line.reason is not None:
+            self.unread[line.reason] = self.unread.get(line.reason, 0) + 1
+
+    def forget_commands(self) -> None:
+        """Read every command line again: what is looked for has changed."""
+        for known in self._known.values():
+            known.command = None
+
+    def ancestors(self, known: Known) -> Iterator[Known]:
+        """Parents up to init, nearest first."""
+        for _ in range(64):
+            parent = self._known.get(known.stat.ppid)
+            if parent is None or parent is known or parent.stat.pid <= 1:
+                return
+            yield parent
+            known = parent

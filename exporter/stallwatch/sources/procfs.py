@@ -1,0 +1,197 @@
+"""Files of one /proc tree, read and parsed: nothing here blocks on a sick process (see blocking_reads for those).
+
+Read here: stat, io, cgroup, status, fd links, ns links, /proc/stat.  They answer even while a process holds its
+mmap lock; cmdline, environ, maps and smaps do not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..model import ProcessId
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD in the flags of /proc/PID/stat (include/linux/sched.h)."""
+
+_REASONS = {
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.ENOENT: "vanished",
+    errno.ESRCH: "vanished",
+    errno.ETIMEDOUT: "timeout",
+}
+
+
+def reason_of(error: OSError) -> str:
+    """The read reason (READ_REASONS) of a failed system call."""
+    return _REASONS.get(error.errno or 0, "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What /proc/PID/stat says; CPU times in seconds, memory in bytes."""
+
+    pid: int
+    comm: str
+    state: str
+    ppid: int
+    flags: int
+    minor_faults: int
+    major_faults: int
+    cpu_seconds: float
+    reaped_cpu_seconds: float
+    threads: int
+    start_ticks: int
+    virtual_bytes: int
+    resident_bytes: int
+
+    @property
+    def id(self) -> ProcessId:
+        return ProcessId(self.pid, self.start_ticks)
+
+
+def parse_stat(content: bytes) -> Stat:
+    """Parse one line of stat.  The comm may hold blanks and brackets: it ends at the last `)`."""
+    opening, closing = content.index(b"("), content.rindex(b")")
+    fields = content[closing + 2 :].split()
+    return Stat(
+        pid=int(content[:opening]),
+        comm=content[opening + 1 : closing].decode("utf-8", "replace"),
+        state=fields[0].decode("ascii", "replace"),
+        ppid=int(fields[1]),
+        flags=int(fields[6]),
+        minor_faults=int(fields[7]),
+        major_faults=int(fields[9]),
+        cpu_seconds=(int(fields[11]) + int(fields[12])) / CLOCK_TICKS,
+        reaped_cpu_seconds=(int(fields[13]) + int(fields[14])) / CLOCK_TICKS,
+        threads=int(fields[17]),
+        start_ticks=int(fields[19]),
+        virtual_bytes=int(fields[20]),
+        resident_bytes=int(fields[21]) * PAGE_BYTES,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Io:
+    """What /proc/PID/io says, in bytes."""
+
+    read_chars: int
+    written_chars: int
+    storage_read: int
+
+
+_IO = re.compile(rb"rchar: (\d+)\nwchar: (\d+)\n.*?read_bytes: (\d+)\n", re.DOTALL)
+
+
+def parse_io(content: bytes) -> Io:
+    match = _IO.search(content)
+    if match is None:
+        raise OSError(errno.EIO, "io has another form")
+    return Io(int(match[1]), int(match[2]), int(match[3]))
+
+
+class KeptFile:
+    """A file of /proc kept open and read again by pread.
+
+    The descriptor pins the process: after its end every read fails with ESRCH, and a later process with the
+    same PID is never seen.
+    """
+
+    def __init__(self, path: str | Path, size: int = 1024) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._size = size
+
+    def read(self) -> bytes:
+        return os.pread(self._fd, self._size, 0)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class ProcFs:
+    """One mounted /proc."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.is_ours = self._is_our_pid_namespace()
+
+    def _is_our_pid_namespace(self) -> bool:
+        """Whether the PIDs in this tree are PIDs to our own system calls (CPU clocks need that)."""
+        try:
+            return int(os.readlink(self.root / "self")) == os.getpid()
+        except (OSError, ValueError):
+            return False
+
+    def path(self, pid: int, *parts: str) -> str:
+        return os.path.join(self.root, str(pid), *parts)
+
+    def pids(self) -> list[int]:
+        return [int(name) for name in os.listdir(self.root) if name.isdigit()]
+
+    def forks(self) -> int | None:
+        """Processes and threads created since boot on the whole machine; None when unknown."""
+        match = re.search(rb"^processes (\d+)", self._content("stat"), re.MULTILINE)
+        return int(match[1]) if match else None
+
+    def boot_time(self) -> float:
+        """Unix time of the boot (btime of /proc/stat); 0 when unknown."""
+        match = re.search(rb"^btime (\d+)", self._content("stat"), re.MULTILINE)
+        return float(match[1]) if match else 0.0
+
+    def _content(self, name: str) -> bytes:
+        with open(self.root / name, "rb", buffering=0) as file:
+            parts = iter(lambda: file.read(1 << 16), b"")
+            return b"".join(parts)
+
+    def stat(self, pid: int) -> Stat | None:
+        """None when the process is gone (or not visible)."""
+        try:
+            with open(self.path(pid, "stat"), "rb", buffering=0) as file:
+                return parse_stat(file.read(1024))
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def cgroup(self, pid: int) -> str:
+        """The text of /proc/PID/cgroup; empty when it cannot be read."""
+        try:
+            with open(self.path(pid, "cgroup"), "rb", buffering=0) as file:
+                return file.read(65536).decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def owner(self, pid: int) -> int | None:
+        """Effective user of the process."""
+        try:
+            return os.stat(self.path(pid)).st_uid
+        except OSError:
+            return None
+
+    def inner_pid(self, pid: int) -> int:
+        """The PID the process has in its own PID namespace (last of NSpid in status); `pid` when unknown."""
+        try:
+            with open(self.path(pid, "status"), "rb", buffering=0) as file:
+                match = re.search(rb"^NSpid:[\t \d]*?(\d+)$", file.read(8192), re.MULTILINE)
+        except OSError:
+            return pid
+        return int(match[1]) if match else pid
+
+    def cpu_clock(self, pid: int) -> int | None:
+        """CPU time of the process in ns, exact, without /proc and without rights; None when not to be had.
+
+        An unchanged clock proves that none of its threads ran (clock_getcpuclockid(3)).
+        """
+        if not self.is_ours:
+            return None
+        try:
+            return time.clock_gettime_ns((~pid << 3) | 2)
+        except OSError:
+            return None

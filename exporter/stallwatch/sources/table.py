@@ -1,0 +1,22 @@
+"""SOURCES: every collector there is, in the order in which they first need each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from . import Host, Source
+from .endpoints import Endpoints
+from .logs import Logs
+from .node import Node
+from .processes import Processes
+from .sockets import Sockets
+from .threads import Threads
+
+SOURCES: Mapping[str, Callable[[Host], Source]] = {
+    "processes": Processes,
+    "threads": Threads,
+    "sockets": Sockets,
+    "logs": Logs,
+    "endpoints": Endpoints,
+    "node": Node,
+}
