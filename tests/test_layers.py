@@ -46,6 +46,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.processes": "model signals config frameworks sources sources.blocking_reads sources.cgroups"
     " sources.discovery sources.process_table sources.procfs",
     "sources.procfs": "model",
+    "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
     "sources.threads": "model signals sources sources.procfs sources.wait_class",
     "sources.wait_class": "model",
@@ -61,10 +62,15 @@ ALLOWED: Mapping[str, str] = {
     "presentation": "model printable",
     "web": ". model config printable exposition presentation",
     # On top of all.
-    "parse": "model strict_yaml startup frameworks sources.log_lines",
-    "check": ". model config frameworks sources sources.* poller daemon presentation",
+    "log_format": "",
+    "parse": "model strict_yaml startup config frameworks sources.log_lines",
+    "assembly": "model config frameworks sources sources.table daemon poller",
+    "catalogue": "model signals sources.table daemon exposition",
+    "check": ". assembly strict_yaml presentation",
+    "serve": "model strict_yaml frameworks assembly daemon exposition presentation web.*",
     "drill": "model strict_yaml config",
-    "cli": "*",
+    "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue",
+    "__main__": "cli",
 }
 
 OUTSIDE: Mapping[str, str] = {
