@@ -41,10 +41,11 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_lines": "model startup frameworks config",
     "sources.log_tail": "model",
     "sources.logs": "model signals startup config frameworks sources sources.log_lines sources.log_tail",
+    "sources.members": "model signals sources.process_table sources.procfs",
     "sources.node": "model sources sources.procfs",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model signals config frameworks sources sources.blocking_reads sources.cgroups"
-    " sources.discovery sources.process_table sources.procfs",
+    " sources.discovery sources.members sources.process_table sources.procfs",
     "sources.procfs": "model",
     "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
