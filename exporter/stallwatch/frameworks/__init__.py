@@ -117,7 +117,7 @@ class Access:
     metrics_default: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Framework:
     """One kind of inference server.  `name` is the file's stem and the `framework` label.
 
@@ -159,6 +159,22 @@ class Framework:
     @property
     def metrics_default(self) -> bool:
         return self.access.metrics_default
+
+    def prefix_group(self, prefix: re.Match[str] | None, name: str) -> str | None:
+        """A group of a matched prefix; None when the framework prints no such part, or not here."""
+        return prefix[name] if prefix and name in self.prefix.groupindex else None
+
+    def fits(self, pattern: Pattern, prefix: re.Match[str] | None, message: str) -> re.Match[str] | None:
+        """Match a message, read behind `prefix`, with one pattern, its demands on the prefix included."""
+        if pattern.prefix != "any":
+            uvicorn = self.prefix_group(prefix, "uvicorn") is not None
+            if pattern.prefix == "uvicorn" and not uvicorn:
+                return None
+            if pattern.prefix == "own" and (uvicorn or not self.prefix_group(prefix, "time")):
+                return None
+        if pattern.level and self.prefix_group(prefix, "level") not in pattern.level:
+            return None
+        return pattern.regex.match(message)
 
     @cached_property
     def by_literal(self) -> Mapping[bytes, tuple[int, ...]]:

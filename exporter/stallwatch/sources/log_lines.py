@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from itertools import groupby
 
 from ..config import Limits
@@ -183,6 +184,11 @@ class _Lexicon:
         )
 
 
+@lru_cache(maxsize=64)
+def _lexicon(framework: Framework) -> _Lexicon:
+    return _Lexicon(framework)
+
+
 class LogScanner:
     """Reads one log from its beginning.  Public counters only grow; `ready` says which search is used.
 
@@ -210,11 +216,10 @@ class LogScanner:
         self._version_told = True
         self.last_time: float | None = None
         self.before_start = Totals()
-        self._lexicon = _Lexicon(framework)
+        self._lexicon = _lexicon(framework)
         self._line_bytes = (limits or Limits()).line_bytes
         self._track_shapes = track_shapes
         self._numbered = numbered
-        self._groups = frozenset(framework.prefix.groupindex)
         self._tail = b""
         self._peeked = b""
         self._skipping = False
@@ -357,33 +362,21 @@ class LogScanner:
         pieces = _pieces(block[line.start : line.end])
         several = len(pieces) > 1
         for piece in pieces:
-            text = _text(piece)
-            prefix = self.framework.prefix.match(text)
-            message = text[prefix.end() :] if prefix else text
+            prefix, message = self._split(_text(piece))
             for index in sorted(indexes):
                 pattern = self._lexicon.patterns[index]
                 if several and pattern.literal not in piece:
                     continue
-                if match := self._fits(pattern, prefix, message):
+                if match := self.framework.fits(pattern, prefix, message):
                     hit = self._take(pattern, match, prefix, block, line, batch)
                     if hit is not None:
                         found.append((line.start, hit))
                     break
         return line.matched
 
-    def _fits(self, pattern: Pattern, prefix: re.Match[str] | None, message: str) -> re.Match[str] | None:
-        if pattern.prefix != "any":
-            uvicorn = self._group(prefix, "uvicorn") is not None
-            if pattern.prefix == "uvicorn" and not uvicorn:
-                return None
-            if pattern.prefix == "own" and (uvicorn or not self._group(prefix, "time")):
-                return None
-        if pattern.level and self._group(prefix, "level") not in pattern.level:
-            return None
-        return pattern.regex.match(message)
-
-    def _group(self, prefix: re.Match[str] | None, name: str) -> str | None:
-        return prefix[name] if prefix and name in self._groups else None
+    def _split(self, text: str) -> tuple[re.Match[str] | None, str]:
+        prefix = self.framework.prefix.match(text)
+        return prefix, text[prefix.end() :] if prefix else text
 
     def _take(
         self,
@@ -420,7 +413,7 @@ class LogScanner:
         block: bytes,
         line: _Line,
     ) -> Hit:
-        stamp = self._group(prefix, "time") or ""
+        stamp = self.framework.prefix_group(prefix, "time") or ""
         time = parse_time(stamp) if stamp else self._time_before(block, line.start, self._timed_to)
         time = self._start.time if time is None else time
         self._start.time, self._timed_to = time, line.start
@@ -511,8 +504,11 @@ class LogScanner:
         self, pattern: Pattern, groups: dict[str, str], prefix: re.Match[str] | None, batch: Batch
     ) -> str | None:
         """Which rank wrote (or is named by) a line; None = none in particular."""
-        pid = int(self._group(prefix, "pid") or 0)
-        printed, number = self._group(prefix, "parts"), self._group(prefix, "rank")
+        pid = int(self.framework.prefix_group(prefix, "pid") or 0)
+        printed, number = (
+            self.framework.prefix_group(prefix, "parts"),
+            self.framework.prefix_group(prefix, "rank"),
+        )
         rank = rank_name(printed) if printed else self._named_by(groups)
         if rank is None and number is not None:
             rank = self._numbered_rank(int(number))
@@ -555,7 +551,7 @@ class LogScanner:
 
     def _engine_rank(self, prefix: re.Match[str] | None) -> str | None:
         """An engine that runs the model itself, one of several by data parallelism, is a rank: DP3."""
-        engine = self._group(prefix, "engine")
+        engine = self.framework.prefix_group(prefix, "engine")
         if engine and self._sizes.get("dp_size", 1) > 1 and self._sizes.get("tp_size", 1) == 1:
             return f"DP{engine}"
         return None
@@ -570,7 +566,7 @@ class LogScanner:
             if start >= offset:
                 return None
             prefix = self.framework.prefix.match(_text(block[start : min(offset, start + 400)]))
-            if stamp := self._group(prefix, "time"):
+            if stamp := self.framework.prefix_group(prefix, "time"):
                 return parse_time(stamp)
             offset = start
         return None
@@ -593,12 +589,10 @@ class LogScanner:
     def _last_stats(self, part: bytes, offset: int) -> Hit | None:
         start = part.rfind(b"\n", 0, offset) + 1
         end = part.find(b"\n", offset)
-        text = _text(part[start : end if end >= 0 else len(part)])
-        prefix = self.framework.prefix.match(text)
-        message = text[prefix.end() :] if prefix else text
+        prefix, message = self._split(_text(part[start : end if end >= 0 else len(part)]))
         for index in self._lexicon.bulk_patterns:
             pattern = self._lexicon.patterns[index]
-            if pattern.event == "stats" and (match := self._fits(pattern, prefix, message)):
+            if pattern.event == "stats" and (match := self.framework.fits(pattern, prefix, message)):
                 groups = {name: value for name, value in match.groupdict().items() if value is not None}
                 rank = self._rank(pattern, groups, prefix, Batch())
                 self._number, self._numbered_to = self.lines + 1, 0
@@ -626,11 +620,9 @@ class LogScanner:
         self.repeats += max(0, len(shapes) - 1 - len(hit_offsets) - novel)
 
     def _is_novel(self, line: bytes) -> bool:
-        text = _text(line)[:2000]
-        prefix = self.framework.prefix.match(text)
-        if self._group(prefix, "level") in _LOUD:
+        prefix, message = self._split(_text(line)[:2000])
+        if self.framework.prefix_group(prefix, "level") in _LOUD:
             return False
-        message = text[prefix.end() :] if prefix else text
         if _NOT_NOVEL.match(message):
             return False
         shape = hash(_MASK.sub("#", message))
@@ -640,7 +632,7 @@ class LogScanner:
         return True
 
     def _novel_hit(self, part: bytes, line: bytes, offset: int) -> Hit:
-        stamp = self._group(self.framework.prefix.match(_text(line[:400])), "time") or ""
+        stamp = self.framework.prefix_group(self.framework.prefix.match(_text(line[:400])), "time") or ""
         time = parse_time(stamp) if stamp else self._time_before(part, offset, 0)
         number = self.lines + 1 + (part.count(b"\n", 0, offset) if self._numbered else 0)
         return Hit("novel", None, {}, number, self.last_time if time is None else time, stamp)
@@ -651,13 +643,11 @@ class LogScanner:
             return
         self._peeked = self._tail
         piece = _pieces(self._tail)[0]
-        text = _text(piece)
-        prefix = self.framework.prefix.match(text)
-        message = text[prefix.end() :] if prefix else text
+        prefix, message = self._split(_text(piece))
         for pattern in self._lexicon.patterns:
             if not pattern.event.endswith("_progress") or pattern.literal not in piece:
                 continue
-            if match := self._fits(pattern, prefix, message):
+            if match := self.framework.fits(pattern, prefix, message):
                 groups = {name: value for name, value in match.groupdict().items() if value is not None}
                 rank, fields = self._rank(pattern, groups, prefix, batch), self._fields(pattern, groups)
                 if not self._is_redrawn(pattern.event, rank, fields):

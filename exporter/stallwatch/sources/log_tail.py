@@ -1,0 +1,243 @@
+"""One log file as bytes: from its beginning, then followed, through everything that happens to log files.
+
+A regular `stat` decides; watchdog (imported here only) merely wakes a reader early when a file is created,
+moved or deleted.  The open descriptor is kept: what is written to a renamed or deleted file is still read.
+Only regular files are opened: opening a FIFO or a device would disturb its writer.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+CHUNK_BYTES = 1 << 20
+FINGERPRINT_BYTES = 256
+"""The first bytes of a file tell whether it was truncated and has grown again beyond what was read."""
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+_REASONS = {
+    errno.ENOENT: "vanished",
+    errno.ESRCH: "vanished",
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+}
+_KEY = secrets.token_bytes(16)
+
+Identity = tuple[int, int]
+"""Device and inode."""
+
+
+class NotAFileError(OSError):
+    """The path leads to a directory, FIFO, socket or device."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """One opened file and how far it was read."""
+
+    descriptor: int
+    identity: Identity
+    offset: int = 0
+    fingerprint: bytes = b""
+    fingerprinted: int = 0  # bytes it covers
+    looked_at: tuple[int, int] = (0, 0)  # time of the last change, size
+
+    def matches(self) -> bool:
+        """Whether the file still begins as it did when it was read."""
+        head = os.pread(self.descriptor, self.fingerprinted, 0)
+        return _digest(head) == self.fingerprint or not self.fingerprinted
+
+    def remember(self) -> None:
+        if self.fingerprinted < min(FINGERPRINT_BYTES, self.offset):
+            head = os.pread(self.descriptor, min(FINGERPRINT_BYTES, self.offset), 0)
+            self.fingerprint, self.fingerprinted = _digest(head), len(head)
+
+
+@dataclass(slots=True)
+class LogTail:
+    """Follows one path.  `read` never raises for what the file does; `reason` says why nothing can be read.
+
+    `boundary` is called when the next bytes belong to another file, or to the same one written anew.
+    Counters only grow: `bytes_read`, `rotations`, `truncations`, `errors`.  `backlog` is what a bounded read
+    left for the next one; `modified` the file's last change (Unix seconds).
+    """
+
+    path: str
+    boundary: Callable[[], None] = lambda: None
+    bytes_read: int = 0
+    rotations: int = 0
+    truncations: int = 0
+    errors: int = 0
+    backlog: int = 0
+    modified: float | None = None
+    reason: str | None = None
+    _file: _Open | None = field(default=None, repr=False)
+
+    @property
+    def identity(self) -> Identity | None:
+        """Device and inode of the open file."""
+        return self._file.identity if self._file else None
+
+    def read(self, most_bytes: int) -> Iterator[bytes]:
+        """What was written since the last call, in chunks, at most about `most_bytes`.
+
+        A renamed file is read to its end before its successor is opened.
+        """
+        left = most_bytes
+        for _ in range(2):  # the file, and its successor
+            successor = self._look()
+            if self._file is None:
+                return
+            for chunk in self._drain(self._file, left):
+                left -= len(chunk)
+                yield chunk
+            if self.backlog or not successor or left <= 0:
+                return
+            self._leave()
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file.descriptor)
+            self._file = None
+
+    def _look(self) -> bool:
+        """Open what is to be read; whether another file stands at the path by now."""
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            self._fail(error)
+            return False
+        if self._file is not None:
+            self.reason = None
+            return (found.st_dev, found.st_ino) != self._file.identity and stat.S_ISREG(found.st_mode)
+        try:
+            self._file = self._opened(found)
+            self.reason = None
+        except OSError as error:
+            self._fail(error)
+        return False
+
+    def _opened(self, found: os.stat_result) -> _Open:
+        if not stat.S_ISREG(found.st_mode):
+            raise NotAFileError(errno.EINVAL, "not a regular file")
+        descriptor = os.open(self.path, _FLAGS)
+        opened = os.fstat(descriptor)
+        if not stat.S_ISREG(opened.st_mode):
+            os.close(descriptor)
+            raise NotAFileError(errno.EINVAL, "not a regular file")
+        return _Open(descriptor, (opened.st_dev, opened.st_ino))
+
+    def _fail(self, error: OSError) -> None:
+        """Note why the path cannot be read.  An open file is read on, whatever became of its path."""
+        if self._file is not None:
+            return
+        reason = (
+            "not_supported" if isinstance(error, NotAFileError) else _REASONS.get(error.errno or 0, "error")
+        )
+        self.errors += reason != self.reason
+        self.reason = reason
+
+    def _drain(self, file: _Open, most_bytes: int) -> Iterator[bytes]:
+        try:
+            size = self._settle(file)
+            while file.offset < size and most_bytes > 0:
+                chunk = os.pread(file.descriptor, min(CHUNK_BYTES, size - file.offset), file.offset)
+                if not chunk:
+                    break
+                file.offset += len(chunk)
+                self.bytes_read += len(chunk)
+                most_bytes -= len(chunk)
+                file.remember()
+                yield chunk
+            self.backlog = max(0, size - file.offset)
+        except OSError as error:  # a stale network handle, an I/O error: open it anew next time
+            self.close()
+            self._fail(error)
+
+    def _settle(self, file: _Open) -> int:
+        """The file's size; what was truncated is read from its beginning again."""
+        status = os.fstat(file.descriptor)
+        changed = (status.st_mtime_ns, status.st_size) != file.looked_at
+        file.looked_at, self.modified = (status.st_mtime_ns, status.st_size), status.st_mtime
+        if status.st_size < file.offset or (changed and file.offset and not file.matches()):
+            self.truncations += 1
+            self.boundary()
+            file.offset, file.fingerprint, file.fingerprinted = _first_data(file.descriptor), b"", 0
+        return status.st_size
+
+    def _leave(self) -> None:
+        """The file was replaced and is read to its end."""
+        self.close()
+        self.rotations += 1
+        self.boundary()
+
+
+def _first_data(descriptor: int) -> int:
+    """Where the file's content begins: a writer that keeps its offset leaves a hole when it is truncated."""
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError:  # all hole, or a file system that does not know
+        return 0
+
+
+def _digest(head: bytes) -> bytes:
+    return hashlib.blake2b(head, digest_size=8, key=_KEY).digest()
+
+
+class FolderWatch:
+    """Says early that files were created, moved or deleted in some folders.  Nothing depends on it.
+
+    Writes to files are not watched: a busy log would cost an event per line.  Without inotify (or with its
+    limits used up) it is silent.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._observer: Any = None
+        self._watches: dict[str, Any] = {}
+
+    def watch(self, folders: set[str]) -> None:
+        """Watch exactly these folders from now on."""
+        for folder in [folder for folder in self._watches if folder not in folders]:
+            if (watch := self._watches.pop(folder)) is not None:
+                self._observer.unschedule(watch)
+        for folder in folders - self._watches.keys():
+            try:
+                self._watches[folder] = self._schedule(folder)
+            except (OSError, RuntimeError):
+                self._watches[folder] = None
+
+    def close(self) -> None:
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer = None
+        self._watches = {}
+
+    def _schedule(self, folder: str) -> Any:
+        from watchdog.events import (
+            FileCreatedEvent,
+            FileDeletedEvent,
+            FileMovedEvent,
+            FileSystemEvent,
+            FileSystemEventHandler,
+        )
+        from watchdog.observers import Observer
+
+        changed = self._changed
+
+        class Waker(FileSystemEventHandler):
+            def on_any_event(self, event: FileSystemEvent) -> None:
+                changed()
+
+        if self._observer is None:
+            self._observer = Observer()
+            self._observer.daemon = True
+            self._observer.start()
+        wanted = [FileCreatedEvent, FileDeletedEvent, FileMovedEvent]
+        return self._observer.schedule(Waker(), folder, event_filter=wanted)

@@ -1,0 +1,353 @@
+"""Every server's log, whole and then followed: counts for `/metrics`, events for the verdict.
+
+What a line means is decided in log_lines, how bytes are got in log_tail; here both meet the servers of the
+Scene.  Never a word of a log leaves: events, numbers and names of ranks only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..frameworks import Framework
+from ..model import (
+    ERROR_KINDS,
+    EVENTS,
+    Event,
+    LogPlace,
+    Observation,
+    ProcessId,
+    RankName,
+    Reading,
+    Scene,
+    Server,
+    Signal,
+)
+from ..signals import LOG_BYTES, REQUESTS_RUNNING, REQUESTS_WAITING
+from . import Host, Moment
+from .log_lines import Batch, Hit, LogScanner
+from .log_tail import FolderWatch, LogTail
+
+READ_BYTES = 64 << 20
+"""Most bytes read of one log in one turn, so that a long history does not delay the other logs."""
+CATCH_UP_SECONDS = 0.05
+"""Pause before the next turn while some log has a backlog."""
+LAST_WORDS_READS = 5
+"""Turns for which the logs of a server that is gone are still read: a fatal line may come after the death."""
+MOST_EVENTS = 2000
+"""Events told of one log in one turn; the counters count them all."""
+TOLD_ONCE = frozenset(("error", "watchdog", "waiting", "lock_wait", "stats"))
+"""Events of which one turn tells the last of each kind and rank only."""
+FALLBACK = "generic"
+
+_LOG = ("server", "log")
+
+
+def _counter(name: str, what: str) -> Signal:
+    return Signal(name, what, _LOG, "log", "counter")
+
+
+LOG_LINES = _counter("log_lines_total", "Lines of the log read so far.")
+LOG_UNMATCHED = _counter(
+    "log_unmatched_lines_total", "Lines of the log that no pattern of the framework knows."
+)
+LOG_HEARTBEATS = _counter(
+    "log_heartbeat_lines_total", "Lines that only repeat: neither progress nor trouble."
+)
+LOG_ROTATIONS = _counter("log_rotations_total", "Times the log was replaced by a new file.")
+LOG_TRUNCATIONS = _counter("log_truncations_total", "Times the log was truncated or written anew.")
+LOG_READ_ERRORS = _counter("log_read_errors_total", "Times the log became unreadable.")
+LOG_BACKLOG = Signal("log_backlog_bytes", "Bytes of the log written and not read yet.", _LOG, "log")
+LOG_LAST_LINE = Signal(
+    "log_last_line_timestamp_seconds",
+    "Unix time at which the last line arrived (for a log found on start: the file's last change).",
+    _LOG,
+    "log",
+)
+LOG_EVENTS = Signal(
+    "log_events_total",
+    "Recognised lines in all logs of the server by event: " + " ".join(EVENTS) + ".",
+    ("server", "event"),
+    kind="counter",
+)
+LOG_ERRORS = Signal(
+    "log_errors_total",
+    "Lines of error and fatal in all logs of the server by kind: " + " ".join(ERROR_KINDS) + ".",
+    ("server", "kind"),
+    kind="counter",
+)
+
+
+class _Log:
+    """One place of one server: the bytes, what they say, and since when they come as they are written."""
+
+    def __init__(self, place: LogPlace, scanner: LogScanner) -> None:
+        self.place, self.scanner = place, scanner
+        self.tail = LogTail(place.path, self._at_boundary)
+        self.last_line: float | None = None  # Unix time
+        self._caught_up = False
+        self._pending: list[Batch] = []
+
+    @property
+    def is_history(self) -> bool:
+        """Whether what is read now was there before we came."""
+        return not self._caught_up
+
+    def read(self) -> Iterator[Batch]:
+        """Read on; the batches of this turn."""
+        for chunk in self.tail.read(READ_BYTES):
+            yield from self._take_pending()
+            yield self.scanner.feed(chunk)
+        yield from self._take_pending()
+
+    def turn_done(self, had_bytes: bool, wall: float) -> None:
+        if had_bytes:
+            self.last_line = wall if self._caught_up else self.tail.modified
+        self._caught_up = self._caught_up or (self.tail.identity is not None and not self.tail.backlog)
+
+    def move(self, place: LogPlace) -> None:
+        """The same file is reached by another path now."""
+        self.place, self.tail.path = place, place.path
+
+    def _at_boundary(self) -> None:
+        self._pending.append(self.scanner.finish())
+
+    def _take_pending(self) -> list[Batch]:
+        pending, self._pending = self._pending, []
+        return pending
+
+
+@dataclass(slots=True)
+class _ServerLogs:
+    """The logs of one server name, over its starts."""
+
+    root: ProcessId
+    logs: dict[str, _Log] = field(default_factory=dict)
+    before: dict[str, Counter[str]] = field(default_factory=dict)  # of closed logs: log -> counts
+    events_before: Counter[str] = field(default_factory=Counter)
+    errors_before: Counter[str] = field(default_factory=Counter)
+    absent_turns: int = 0
+
+    def drop(self, name: str) -> None:
+        """Close a log; what it counted stays counted."""
+        log = self.logs.pop(name)
+        self.before.setdefault(name, Counter()).update(_counts(log))
+        self.events_before.update(log.scanner.events)
+        self.errors_before.update(log.scanner.errors)
+        log.tail.close()
+
+    def close(self) -> None:
+        for log in self.logs.values():
+            log.tail.close()
+
+    def totals(self) -> tuple[Counter[str], Counter[str]]:
+        events, errors = Counter(self.events_before), Counter(self.errors_before)
+        for log in self.logs.values():
+            events.update(log.scanner.events)
+            errors.update(log.scanner.errors)
+        return events, errors
+
+
+_COUNTERS = (
+    LOG_LINES,
+    LOG_BYTES,
+    LOG_UNMATCHED,
+    LOG_HEARTBEATS,
+    LOG_ROTATIONS,
+    LOG_TRUNCATIONS,
+    LOG_READ_ERRORS,
+)
+
+
+def _counts(log: _Log) -> Counter[str]:
+    """signal name -> value, of one log."""
+    scanner, tail = log.scanner, log.tail
+    values = (
+        scanner.lines,
+        tail.bytes_read,
+        scanner.unmatched,
+        scanner.heartbeats,
+        tail.rotations,
+        tail.truncations,
+        tail.errors,
+    )
+    return Counter({signal.name: value for signal, value in zip(_COUNTERS, values, strict=True)})
+
+
+class Logs:
+    """The source `logs`.
+
+    `wake`, when set, is called as soon as a file appears, moves or goes in a folder of a followed log; the
+    regular reads find the same without it.
+    """
+
+    name: ClassVar[str] = "logs"
+    signals: ClassVar[tuple[Signal, ...]] = (
+        *_COUNTERS,
+        LOG_BACKLOG,
+        LOG_LAST_LINE,
+        LOG_EVENTS,
+        LOG_ERRORS,
+    )
+
+    def __init__(self, host: Host) -> None:
+        self._limits = host.config.limits
+        self._frameworks = {framework.name: framework for framework in host.frameworks}
+        self._servers: dict[str, _ServerLogs] = {}
+        self._watch = FolderWatch(lambda: self.wake() if self.wake is not None else None)
+        self._proc = os.path.join(str(host.proc), "")
+        self.wake: Callable[[], None] | None = None
+        self.again_seconds: float | None = None
+
+    def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
+        """Read every log on, and tell what was new and all counts.
+
+        stallwatch_log_lines_total{server="vllm-8000",log="stdout"} 312
+        A log that cannot be read is a log_bytes_total without value and with the reason.
+        """
+        present = {server.name for server in scene.servers}
+        for server in scene.servers:
+            yield from self._read_server(server, server.name in scene.ready, now)
+        for name in [name for name in self._servers if name not in present]:
+            yield from self._last_words(name, now)
+        self._look_out()
+
+    def close(self) -> None:
+        self._watch.close()
+        for logs in self._servers.values():
+            logs.close()
+        self._servers = {}
+
+    # --- one server --------------------------------------------------------------------------------------
+
+    def _read_server(self, server: Server, ready: bool, now: Moment) -> Iterator[Observation]:
+        logs = self._servers.setdefault(server.name, _ServerLogs(server.root))
+        logs.absent_turns = 0
+        yield from self._arrange(logs, server)
+        for log in logs.logs.values():
+            if ready and not log.scanner.ready:
+                log.scanner.be_ready()
+            yield from self._read_log(log, server.name, now, demand=not server.metrics_enabled)
+            yield from self._log_readings(log, server.name, logs.before.get(log.place.name, Counter()))
+        events, errors = logs.totals()
+        for event in EVENTS:
+            yield LOG_EVENTS.read(float(events[event]), server.name, event)
+        for kind in ERROR_KINDS:
+            yield LOG_ERRORS.read(float(errors[kind]), server.name, kind)
+
+    def _arrange(self, logs: _ServerLogs, server: Server) -> Iterator[Reading]:
+        """Open and close logs so that they are those of the server's places, each file once."""
+        places = _distinct(server.logs)
+        restarted = logs.root != server.root
+        logs.root = server.root
+        for name in list(logs.logs):
+            place, identity = places.get(name), logs.logs[name].tail.identity
+            if place is None or place.reason or (restarted and identity != (place.device, place.inode)):
+                logs.drop(name)
+            elif place.path != logs.logs[name].place.path:
+                logs.logs[name].move(place)
+        room = self._limits.logs - sum(len(other.logs) for other in self._servers.values())
+        for name, place in places.items():
+            if place.reason == "absent" or name in logs.logs:
+                continue
+            if place.reason or room <= 0:
+                yield LOG_BYTES.missing(place.reason or "error", server.name, name)
+                continue
+            logs.logs[name] = _Log(place, LogScanner(self._framework(server.framework), self._limits))
+            room -= 1
+
+    def _framework(self, name: str) -> Framework:
+        return self._frameworks.get(name) or self._frameworks[FALLBACK]
+
+    def _last_words(self, name: str, now: Moment) -> Iterator[Observation]:
+        logs = self._servers[name]
+        logs.absent_turns += 1
+        for log in logs.logs.values():
+            yield from self._read_log(log, name, now, demand=False)
+        if logs.absent_turns >= LAST_WORDS_READS:
+            logs.close()
+            del self._servers[name]
+
+    # --- one log -----------------------------------------------------------------------------------------
+
+    def _read_log(self, log: _Log, server: str, now: Moment, demand: bool) -> Iterator[Observation]:
+        before, batches = log.tail.bytes_read, list(log.read())
+        at = now.monotonic
+        if log.is_history and log.tail.modified is not None:
+            at -= max(0.0, now.wall - log.tail.modified)
+        for pid, rank in {pid: rank for batch in batches for pid, rank in batch.names.items()}.items():
+            yield RankName(server, pid, rank)
+        hits = _told([hit for batch in batches for hit in batch.hits])
+        for hit in hits:
+            yield Event(at, server, hit.event, hit.rank, log.place.name, hit.fields, _dated(log, hit))
+        if demand and hits:
+            yield from _demand(server, hits)
+        log.turn_done(log.tail.bytes_read > before, now.wall)
+
+    def _log_readings(self, log: _Log, server: str, before: Counter[str]) -> Iterator[Reading]:
+        name, counts = log.place.name, _counts(log)
+        if log.tail.reason is not None:
+            yield LOG_READ_ERRORS.read(
+                float(counts[LOG_READ_ERRORS.name] + before[LOG_READ_ERRORS.name]), server, name
+            )
+            yield LOG_BYTES.missing(log.tail.reason, server, name)
+            return
+        for signal in _COUNTERS:
+            yield signal.read(float(counts[signal.name] + before[signal.name]), server, name)
+        yield LOG_BACKLOG.read(float(log.tail.backlog), server, name)
+        if log.last_line is not None:
+            yield LOG_LAST_LINE.read(log.last_line, server, name)
+
+    # --- the next turn -------------------------------------------------------------------------------------
+
+    def _look_out(self) -> None:
+        """Come again soon when there is a backlog; watch the folders of the logs that have a path of their own."""
+        followed = [log for logs in self._servers.values() for log in logs.logs.values()]
+        behind = any(log.tail.backlog for log in followed)
+        self.again_seconds = CATCH_UP_SECONDS if behind else None
+        if self.wake is not None:
+            paths = [log.place.path for log in followed if not log.place.path.startswith(self._proc)]
+            self._watch.watch({os.path.dirname(path) for path in paths})
+
+
+def _distinct(places: tuple[LogPlace, ...]) -> dict[str, LogPlace]:
+    """The places by name; of several that are one file the first."""
+    seen: set[tuple[int, int]] = set()
+    distinct: dict[str, LogPlace] = {}
+    for place in places:
+        identity = (place.device, place.inode)
+        if place.inode and identity in seen:
+            continue
+        seen.add(identity)
+        distinct.setdefault(place.name, place)
+    return distinct
+
+
+def _told(hits: list[Hit]) -> list[Hit]:
+    """What is told of a turn: of repeating kinds the last one, and no more than a bounded number."""
+    last = {(hit.event, hit.rank, hit.fields.get("kind")): hit for hit in hits if hit.event in TOLD_ONCE}
+    told = [
+        hit
+        for hit in hits
+        if hit.event not in TOLD_ONCE or last[hit.event, hit.rank, hit.fields.get("kind")] is hit
+    ]
+    return told[-MOST_EVENTS:]
+
+
+def _dated(log: _Log, hit: Hit) -> float | None:
+    """Unix time of a line: the file's last change, less the time the log printed since."""
+    if hit.time is None or log.scanner.last_time is None or log.tail.modified is None:
+        return None
+    return log.tail.modified - max(0.0, log.scanner.last_time - hit.time)
+
+
+def _demand(server: str, hits: list[Hit]) -> Iterator[Reading]:
+    """Requests running and waiting by the last stats line of each rank, for a server without metrics."""
+    stats: dict[str | None, Hit] = {hit.rank: hit for hit in hits if hit.event == "stats"}
+    for signal, name in ((REQUESTS_RUNNING, "running"), (REQUESTS_WAITING, "waiting")):
+        values = [value for hit in stats.values() if isinstance(value := hit.fields.get(name), float)]
+        if values:
+            yield signal.read(sum(values), server)
