@@ -421,7 +421,8 @@ class _Family:
         if sample.page == page:
             return False
         sample.page = page
-        self.lines.append(sample.text + number_text(value))
+        text = repr(+value)  # number_text, spelled out: this line runs for every sample
+        self.lines.append(sample.text + _SPECIAL_VALUES.get(text, text))
         return True
 
     def _learn(self, labels: tuple[str, ...]) -> _Sample:
