@@ -22,10 +22,10 @@ import pytest
 
 from stallwatch.model import Report, Signal, Verdict
 from stallwatch.presentation import document, verdict_words
-from stallwatch.web import Deadlines, HttpServer, ListenError, Published, serve_http, server
+from stallwatch.web import Deadlines, HttpServer, ListenError, Published, connections, serve_http
+from stallwatch.web.addresses import listen, split_address
 from stallwatch.web.app import wants_openmetrics
 from stallwatch.web.page import html
-from stallwatch.web.server import listen, split_address
 
 LEVEL = Signal("test_level", "A level of the test.", ("subject",))
 TICK = 5.0
@@ -452,7 +452,7 @@ def test_slow_clients_do_not_keep_honest_ones_out(serve: Serve) -> None:
     """More half requests than connections are allowed: the longest waiting ones go."""
     running = serve()
     with contextlib.ExitStack() as clients:
-        slow = [clients.enter_context(connect(running)) for _ in range(server.MAX_CONNECTIONS + 20)]
+        slow = [clients.enter_context(connect(running)) for _ in range(connections.MAX_CONNECTIONS + 20)]
         for client in slow[20:]:
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
 

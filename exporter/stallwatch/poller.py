@@ -124,8 +124,15 @@ class Poller:
         """reason -> values that could not be read so far."""
         return dict(self._errors)
 
+    def turn(self) -> Result:
+        """Read once and keep the result for `take`."""
+        result = self.read_once()
+        with self._changed:
+            self._results.append(result)
+        return result
+
     def read_once(self) -> Result:
-        """One read, measured and guarded.  Also used without the thread (`--once`)."""
+        """One read, measured and guarded."""
         started = self._in_flight = self._monotonic()
         cpu = time.thread_time()
         try:
@@ -150,10 +157,7 @@ class Poller:
     def _run(self) -> None:
         while True:
             begun = self._monotonic()
-            result = self.read_once()
-            with self._changed:
-                self._results.append(result)
-            self._notify(result)
+            self._notify(self.turn())
             again = getattr(self.source, "again_seconds", None)
             pause = min(self.interval, again) if again else self.interval
             if not self._rest(begun + pause):

@@ -1,7 +1,7 @@
 """Writes a Llama model with random weights that vLLM really loads.
 
-`mkmodel.py FOLDER LAYERS HIDDEN SHARDS`, with the Python of the vLLM environment.  With four heads HIDDEN must
-be 256 or more: the CPU attention of vLLM has no kernel for a head dimension of 16.
+`mkmodel.py FOLDER LAYERS HIDDEN SHARDS`, with the Python of the vLLM environment.  With four heads HIDDEN
+must be 256 or more: the CPU attention of vLLM has no kernel for a head dimension of 16.
 """
 
 from __future__ import annotations

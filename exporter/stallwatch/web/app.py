@@ -37,7 +37,7 @@ Reload = Callable[[], str | None]
 
 
 def plain(status: int, sentence: str, *headers: tuple[str, str]) -> Response:
-    return Response(status, TEXT, f"{sentence}\n".encode(), headers)
+    return Response(status, TEXT, f"{sentence}\n".encode(errors="replace"), headers)
 
 
 class App:
