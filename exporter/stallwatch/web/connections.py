@@ -1,0 +1,279 @@
+"""The open connections: h11 parses, asyncio moves the bytes, and nothing waits for a client.
+
+A connection is in one of two states, and each has its deadline (Deadlines): it waits for a request, or it is
+being answered, until the client has taken the whole answer.  When MAX_CONNECTIONS are open, the one that has
+waited longest is closed for a new one, so that clients who never finish a request keep no honest one out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import cast
+from urllib.parse import unquote
+
+import h11
+
+from .app import App, Request, Response, Slow, plain
+
+MAX_CONNECTIONS = 256
+_MAX_HEAD_BYTES = 16 << 10
+_MAX_BODY_BYTES = 64 << 10
+
+ALWAYS_ANSWERED = frozenset({"/-/healthy", "/-/ready", "/-/reload"})
+"""Paths that are answered even when too many requests are in flight."""
+
+INTERNAL_ERROR = plain(500, "internal error")
+NO_REQUEST = Request("", "")
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a client may take; seconds."""
+
+    request: float = 5.0  # from connecting, or from the first byte of a later request, to its last byte
+    keep_alive: float = 120.0  # between requests: Prometheus keeps its connection between scrapes
+    answer: float = 10.0  # to take the answer: the usual scrape_timeout
+
+
+DEADLINES = Deadlines()
+
+
+class Clients:
+    """The open connections, and the limits they share."""
+
+    def __init__(
+        self, app: App, max_requests: int, deadlines: Deadlines, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.loop = loop
+        self.deadlines = deadlines
+        self._app = app
+        self._max_requests = max_requests
+        self._waiting: dict[Connection, None] = {}  # the longest waiting first
+        self._answering: set[Connection] = set()
+        self._slow = threading.Lock()
+
+    def admit(self) -> bool:
+        """Make room for a new connection; False when every open one is being answered."""
+        if len(self._waiting) + len(self._answering) < MAX_CONNECTIONS:
+            return True
+        oldest = next(iter(self._waiting), None)
+        if oldest is None:
+            return False
+        oldest.abort()
+        return True
+
+    def wait(self, connection: Connection) -> None:
+        self.leave(connection)
+        self._waiting[connection] = None
+
+    def leave(self, connection: Connection) -> None:
+        self._waiting.pop(connection, None)
+        self._answering.discard(connection)
+
+    def abort_all(self) -> None:
+        for connection in (*self._waiting, *self._answering):
+            connection.abort()
+
+    def begin(self, connection: Connection) -> None:
+        self.leave(connection)
+        self._answering.add(connection)
+
+    def answer(self, request: Request) -> Response | Slow:
+        """The app's answer, or 503 if `request` is one more than may be in flight."""
+        if 0 < self._max_requests < len(self._answering) and request.path not in ALWAYS_ANSWERED:
+            return plain(503, f"more than {self._max_requests} requests in flight")
+        return self._app.answer(request)
+
+    def run_slow(self, make: Slow, done: Callable[[Response], None]) -> None:
+        """Run `make` on a thread of its own, one at a time; `done` is called with its answer on this loop."""
+        if not self._slow.acquire(blocking=False):
+            done(plain(503, "the one before has not finished"))
+            return
+        threading.Thread(target=self._work, args=(make, done), name="http-slow", daemon=True).start()
+
+    def _work(self, make: Slow, done: Callable[[Response], None]) -> None:
+        response = INTERNAL_ERROR
+        try:
+            response = make()
+        finally:
+            self._slow.release()
+            with contextlib.suppress(RuntimeError):  # the server was stopped meanwhile: its loop is closed
+                self.loop.call_soon_threadsafe(done, response)
+
+
+class Connection(asyncio.Protocol):
+    """One client: waits for a request, answers it, and waits again."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._request = NO_REQUEST
+        self._body_bytes = 0
+        self._idle = False  # answered before, and no byte of the next request has come
+        self._answered = False  # the answer is written, though perhaps not yet taken
+        self._undrained = False  # what is written has not been taken yet
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    # --- called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=1, low=0)  # with high=0 TLS pauses when all is sent
+        if not self._clients.admit():
+            self._transport.abort()
+            return
+        self._wait(self._clients.deadlines.request)
+
+    def data_received(self, data: bytes) -> None:
+        if self._idle:
+            self._idle = False
+            self._set_deadline(self._clients.deadlines.request)
+        self._http.receive_data(data)
+        self._advance()
+
+    def pause_writing(self) -> None:
+        self._undrained = True
+
+    def resume_writing(self) -> None:
+        self._undrained = False
+        if self._answered:  # TLS also pauses for what it sends itself
+            self._finish()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._clients.leave(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    # --- called by the other connections and by the timer
+
+    def abort(self) -> None:
+        """Close at once, whatever is unsent."""
+        self._clients.leave(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- the two states
+
+    def _wait(self, seconds: float) -> None:
+        self._clients.wait(self)
+        self._set_deadline(seconds)
+
+    def _set_deadline(self, seconds: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self._clients.loop.call_later(seconds, self.abort)
+
+    def _advance(self) -> None:
+        """Take what has come up to the end of a request, and answer that one."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+                if isinstance(event, h11.EndOfMessage):
+                    self._answer()
+                    return
+                if not self._take(event):
+                    return
+        except h11.RemoteProtocolError as error:
+            self._refuse(plain(error.error_status_hint, "this is no HTTP request"))
+            return
+        self._transport.resume_reading()
+
+    def _take(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> bool:
+        """A part of a request; False if the connection ends with it."""
+        if isinstance(event, h11.Request):
+            self._request, self._body_bytes = _request(event), 0
+        elif isinstance(event, h11.Data):
+            self._body_bytes += len(event.data)
+        if isinstance(event, h11.ConnectionClosed):
+            self.abort()
+        elif self._body_bytes > _MAX_BODY_BYTES:
+            self._refuse(plain(413, "the body is too long"))
+        elif self._http.they_are_waiting_for_100_continue:
+            self._refuse(plain(417, "send the request without Expect"))
+        else:
+            return True
+        return False
+
+    def _answer(self) -> None:
+        """A bug in making the answer is not caught here: the client gets 500, asyncio logs it."""
+        self._begin()
+        answer: Response | Slow = INTERNAL_ERROR
+        try:
+            answer = self._clients.answer(self._request)
+        finally:
+            if isinstance(answer, Response):
+                self._send(answer)
+            else:
+                self._clients.run_slow(answer, self._send)
+
+    def _begin(self) -> None:
+        """Nothing more is read until the answer is gone: what a client sends ahead must not pile up."""
+        self._clients.begin(self)
+        self._set_deadline(self._clients.deadlines.answer)
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def _refuse(self, response: Response) -> None:
+        """Answer what cannot be understood, and close."""
+        self._begin()
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            closing = replace(response, headers=(*response.headers, ("Connection", "close")))
+            self._send(closing)
+        else:
+            self.abort()
+
+    def _send(self, response: Response) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(self._bytes(response))
+        self._answered = True
+        if not self._undrained:
+            self._finish()
+
+    def _bytes(self, response: Response) -> bytes:
+        headers = [
+            ("Date", formatdate(usegmt=True)),
+            ("Content-Type", response.content_type),
+            ("Content-Length", str(len(response.body))),
+            *response.headers,
+        ]
+        head = h11.Response(status_code=response.status, headers=headers, reason=_PHRASES[response.status])
+        parts = [self._http.send(head)]
+        if self._request.method != "HEAD":
+            parts.append(self._http.send(h11.Data(data=response.body)))
+        parts.append(self._http.send(h11.EndOfMessage()))
+        return b"".join(part for part in parts if part)
+
+    def _finish(self) -> None:
+        """The client has the answer: wait for its next request, unless one of us wants to close."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            self._transport.close()
+            return
+        self._http.start_next_cycle()
+        self._request, self._answered = NO_REQUEST, False
+        self._idle = not self._http.trailing_data[0]
+        deadlines = self._clients.deadlines
+        self._wait(deadlines.keep_alive if self._idle else deadlines.request)
+        self._clients.loop.call_soon(self._advance)  # a request sent ahead lets the other clients go first
+
+
+def _request(event: h11.Request) -> Request:
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in event.headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    target = re.sub("^https?://[^/?]*", "", event.target.decode("latin-1"))  # the form proxies use
+    return Request(event.method.decode("latin-1"), unquote(target.partition("?")[0]), headers)
