@@ -93,9 +93,11 @@ class BlockingReads:
         assert self._child is not None  # noqa: S101  # _send made it
         assert self._child.stdout is not None  # noqa: S101
         fd = self._child.stdout.fileno()
+        answers = select.poll()  # select() refuses descriptors above 1023, and the threads collector keeps more
+        answers.register(fd, select.POLLIN)
         while b"\n" not in self._buffer:
             left = until - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
+            if left <= 0 or not answers.poll(1000 * left):
                 return None
             part = os.read(fd, 1 << 16)
             if not part:
