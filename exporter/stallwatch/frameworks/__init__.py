@@ -48,7 +48,7 @@ PREFIX_GROUPS = ("time", "parts", "rank", "pid", "level", "uvicorn", "engine")
 PREFIX_NEEDS = ("own", "uvicorn", "any")
 SPEAKERS = ("every", "first", "first_classic")
 
-_PARTS = re.compile(r"(?<![A-Z])(DP|PP|TP)(\d+)")
+_PARTS = re.compile(r"([A-Z]+(?:_[A-Z]+)*)(\d+)")
 
 Role = Literal["main", "engine", "rank", "worker", "detokenizer", "controller"]
 _Need = Literal["own", "uvicorn", "any"]

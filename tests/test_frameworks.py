@@ -1,0 +1,214 @@
+"""Framework files: every one loads, every pattern is shown by a line of its fixture, mistakes are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stallwatch.frameworks import FIELDS, Framework, Pattern, load_frameworks, rank_name
+from stallwatch.sources.log_lines import Hit, LogScanner
+from stallwatch.strict_yaml import InputError
+
+FOLDER = Path(__file__).parent / "frameworks"
+FRAMEWORKS = {framework.name: framework for framework in load_frameworks()}
+SHIPPED = Path(load_frameworks.__code__.co_filename).parent
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+KEYS = {"from", "event", "line", "kind", *FIELDS}
+
+
+def fixture(name: str) -> dict[str, list[dict[str, Any]]]:
+    document: dict[str, list[dict[str, Any]]] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text("utf-8"))
+    return document
+
+
+def lines(part: str) -> Iterator[Any]:
+    """Every fixture line with the frameworks it must hold for."""
+    for name in [*FRAMEWORKS, "common"]:
+        for number, line in enumerate(fixture(name)[part]):
+            for framework in FRAMEWORKS if name == "common" else [name]:
+                yield pytest.param(FRAMEWORKS[framework], line, id=f"{framework}-{name}-{number}")
+
+
+def matching(framework: Framework, line: str) -> Pattern | None:
+    """The first pattern that fits, tried without any search for literals."""
+    text = ANSI.sub("", line).strip("\r")
+    prefix = framework.prefix.match(text)
+    message = text[prefix.end() :] if prefix else text
+    return next((one for one in framework.patterns if framework.fits(one, prefix, message)), None)
+
+
+def scan(framework: Framework, line: str) -> tuple[LogScanner, list[Hit]]:
+    scanner = LogScanner(framework, track_shapes=False, numbered=True)
+    return scanner, scanner.feed(line.encode() + b"\n").hits
+
+
+def test_every_framework_has_a_fixture_and_every_fixture_a_framework() -> None:
+    assert {path.stem for path in SHIPPED.glob("*.yaml")} == {path.stem for path in FOLDER.glob("*.yaml")}
+
+
+@pytest.mark.parametrize(("framework", "line"), list(lines("lines")))
+def test_a_line_means_what_its_fixture_says(framework: Framework, line: dict[str, Any]) -> None:
+    scanner, hits = scan(framework, line["line"])
+
+    told = {} if line["event"] == "none" else {line["event"]: 1}
+    assert dict(scanner.events) == told
+    assert scanner.matched == 1
+    if hits:
+        assert hits[0].rank == line.get("rank")
+    expected = {key: line[key] for key in line.keys() - {"from", "event", "line", "rank", "version"}}
+    if line["event"] not in ("none", "access", "heartbeat"):
+        assert {key: hits[0].fields.get(key) for key in expected} == expected
+    if "version" in line:
+        assert scanner.version == line["version"]
+
+
+@pytest.mark.parametrize(("framework", "line"), list(lines("lines")))
+def test_the_literal_of_a_pattern_is_in_every_line_it_matches(framework: Framework, line: dict[str, Any]) -> None:
+    pattern = matching(framework, line["line"])
+
+    assert pattern is not None
+    assert pattern.literal in line["line"].encode()
+
+
+@pytest.mark.parametrize(("framework", "line"), list(lines("silent")))
+def test_a_line_that_must_mean_nothing_does(framework: Framework, line: dict[str, Any]) -> None:
+    scanner, _ = scan(framework, line["line"])
+
+    assert not scanner.events, line["why"]
+
+
+@pytest.mark.parametrize("name", [*FRAMEWORKS, "common"])
+def test_every_pattern_is_shown_by_a_line(name: str) -> None:
+    common = {pattern.regex.pattern for pattern in FRAMEWORKS["generic"].patterns} & {
+        pattern.regex.pattern for pattern in FRAMEWORKS["sglang"].patterns
+    }
+    framework = FRAMEWORKS["generic" if name == "common" else name]
+    own = {one.regex.pattern for one in framework.patterns if (one.regex.pattern in common) == (name == "common")}
+
+    shown = {pattern.regex.pattern for line in fixture(name)["lines"] if (pattern := matching(framework, line["line"]))}
+
+    assert own - shown == set()
+
+
+@pytest.mark.parametrize("name", [*FRAMEWORKS, "common"])
+def test_fixtures_name_known_fields_only(name: str) -> None:
+    assert {key for line in fixture(name)["lines"] for key in line} <= KEYS
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ("_DP0_PP0_TP3_EP3", "DP0-PP0-TP3"),
+        (" DP1 PP0 ATTN_CP0 MOE_DP2 TP3 EP3", "DP1-PP0-TP3"),
+        (" TP3 PP1", "PP1-TP3"),
+        ("_DP3", "DP3"),
+        ("", "TP0"),
+    ],
+)
+def test_rank_names_hold_dp_pp_tp_in_this_order(parts: str, name: str) -> None:
+    assert rank_name(parts) == name
+
+
+@pytest.mark.parametrize(
+    ("title", "role", "parts"),
+    [
+        ("sglang::scheduler_DP0_TP3_EP3", "rank", "_DP0_TP3_EP3"),
+        ("sglang::scheduler", "rank", ""),
+        ("sglang::detokenizer", "detokenizer", None),
+        ("sglang::data_parallel_controller", "controller", None),
+        ("VLLM::Worker_TP1", "rank", "_TP1"),
+        ("VLLM::Worker", "worker", None),
+        ("VLLM::EngineCore", "engine", None),
+        ("VLLM::DPCoordinator", "controller", None),
+    ],
+)
+def test_titles_tell_roles(title: str, role: str, parts: str | None) -> None:
+    found = [
+        (one.role, match.groupdict().get("parts"))
+        for framework in FRAMEWORKS.values()
+        for one in framework.titles
+        if (match := one.pattern.match(title))
+    ]
+
+    assert found == [(role, parts)]
+
+
+def test_the_number_of_an_engine_is_in_its_title() -> None:
+    numbers = {}
+    for title in ("VLLM::EngineCore", "VLLM::EngineCore_DP0", "VLLM::EngineCore_DP3"):
+        matches = [one.pattern.match(title) for one in FRAMEWORKS["vllm"].titles if one.role == "engine"]
+        numbers[title] = [match["engine"] for match in matches if match]
+
+    assert numbers == {"VLLM::EngineCore": [None], "VLLM::EngineCore_DP0": ["0"], "VLLM::EngineCore_DP3": ["3"]}
+
+
+def test_no_default_endpoint_makes_a_server_generate() -> None:
+    asked = {name: one.endpoints[one.default_endpoint] for name, one in FRAMEWORKS.items() if one.endpoints}
+
+    assert asked == {"generic": "/health", "sglang": "/v1/models", "vllm": "/health"}
+
+
+BAD = {
+    "unknown event": ("event: wrong", "'wrong' is unknown; allowed are"),
+    "bad expression": ("regex: '('", "not a regular expression"),
+    "unknown group": ("regex: '(?P<color>x)'", "group 'color' is unknown; allowed are"),
+    "no literal": ("literal: ''", "a literal of at least 3 characters"),
+    "literal over lines": ('literal: "abc\\ndef"', "a literal of at least 3 characters"),
+    "kind of no error": ("kind: oom", "only error and fatal have a kind"),
+    "level without group": ("level: [ERROR]", "the prefix has no group named level"),
+    "unknown key": ("colour: red", "unknown key; allowed are"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_a_mistake_in_a_pattern_is_named_with_file_line_and_key(mistake: str, tmp_path: Path) -> None:
+    change, problem = BAD[mistake]
+    key = change.split(":")[0]
+    pattern = {"event": "event: ready", "literal": "literal: abc", "regex": "regex: abc", key: change}
+    text = "title: X\npatterns:\n  - " + "\n    ".join(pattern.values()) + "\n"
+    (tmp_path / "x.yaml").write_text(text)
+    line = 1 + next(number for number, row in enumerate(text.splitlines()) if change in row)
+
+    with pytest.raises(InputError) as caught:
+        load_frameworks(tmp_path)
+
+    where = f"{tmp_path / 'x.yaml'}:{line}: patterns[0].{key}: "
+    assert str(caught.value).startswith(where)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the file is empty"),
+        ("patterns: []\n", "title: the key is required"),
+        ("title: X\nprefix: '(?P<colour>x)'\n", "group 'colour' is unknown"),
+        ("title: X\ncomms: ['sglang::scheduler']\n", "the kernel cuts a comm at 15 bytes"),
+        ("title: X\nembedded_ready: [done]\n", "'done' is unknown; allowed are"),
+        ("title: X\ntitles: [{role: rank}]\n", "pattern: the key is required"),
+        ("title: X\naccess: {endpoints: {health: health}}\n", "allowed are health, models, metrics with a path"),
+        ("title: X\npatterns: [{event: ready, literal: abc}]\n", "regex: the key is required"),
+        ("title: X\npatterns: [{event: error, literal: abc, regex: abc}]\n", "kind: the key is required"),
+    ],
+)
+def test_a_mistake_in_a_framework_is_named(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(text)
+
+    with pytest.raises(InputError, match=re.escape(problem)):
+        load_frameworks(tmp_path)
+
+
+def test_a_new_framework_is_one_file(tmp_path: Path) -> None:
+    (tmp_path / "mini.yaml").write_text(
+        "title: Mini\npatterns: [{event: ready, literal: up!, prefix: any, regex: up!}]\n"
+    )
+
+    (framework,) = load_frameworks(tmp_path)
+
+    assert framework.name == "mini"
+    assert scan(framework, "up!")[0].events["ready"] == 1
