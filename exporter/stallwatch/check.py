@@ -21,15 +21,9 @@ ANSWER_SECONDS = 3.0
 LARGEST_ANSWER = 16 << 20
 
 
-def check(settings: Settings, url: str, asked: bool, seconds: float, server: str | None, output: str) -> int:
-    """Print the document or the text; exit code 1 stalled or failed, 3 nothing to judge, else 0.
-
-    `asked`: the user gave the URL himself, so nobody answering there is an error, not a reason to look
-    ourselves.
-    """
+def check(settings: Settings, url: str, seconds: float, server: str | None, output: str) -> int:
+    """Print the document or the text; exit code 1 stalled or failed, 3 nothing to judge, else 0."""
     found = fetch(url)
-    if found is None and asked:
-        raise InputError(url, 0, "--url", "no stallwatch serve answers there")
     if found is None:
         print(f"no stallwatch serve at {url}: watching for {seconds:g} s", file=sys.stderr)
         found = watch(settings, seconds)

@@ -151,7 +151,7 @@ def _add_check(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
         "--for", dest="seconds", type=_seconds, default=15.0, metavar="DURATION", help="how long to watch"
     )
     parser.add_argument("--server", metavar="NAME", help="only this server")
-    parser.add_argument("--url", metavar="URL", help=f"a running serve (default {DEFAULT_URL})")
+    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=f"a running serve (default {DEFAULT_URL})")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output")
 
 
@@ -196,8 +196,7 @@ def _settings(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
 def _run_check(arguments: argparse.Namespace) -> int:
     from .check import check
 
-    url, asked = arguments.url or DEFAULT_URL, arguments.url is not None
-    return check(_settings(arguments), url, asked, arguments.seconds, arguments.server, arguments.format)
+    return check(_settings(arguments), arguments.url, arguments.seconds, arguments.server, arguments.format)
 
 
 def _run_parse(arguments: argparse.Namespace) -> int:

@@ -59,9 +59,12 @@ class Clients:
         self._waiting: dict[Connection, None] = {}  # the longest waiting first
         self._answering: set[Connection] = set()
         self._slow = threading.Lock()
+        self._is_closed = False
 
     def admit(self) -> bool:
-        """Make room for a new connection; False when every open one is being answered."""
+        """Make room for a new connection; False when every open one is being answered, and after `close`."""
+        if self._is_closed:
+            return False
         if len(self._waiting) + len(self._answering) < MAX_CONNECTIONS:
             return True
         oldest = next(iter(self._waiting), None)
@@ -78,7 +81,9 @@ class Clients:
         self._waiting.pop(connection, None)
         self._answering.discard(connection)
 
-    def abort_all(self) -> None:
+    def close(self) -> None:
+        """Close every connection, and from now on each new one."""
+        self._is_closed = True
         for connection in (*self._waiting, *self._answering):
             connection.abort()
 

@@ -74,7 +74,7 @@ class HttpServer:
     def stop(self) -> None:
         """Close the sockets and every connection, and end the thread; returns within two seconds."""
         if self.is_running:
-            self._loop.call_soon_threadsafe(self._close)
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_SECONDS)
 
     @property
@@ -83,10 +83,24 @@ class HttpServer:
 
     def _run(self) -> None:
         self._loop.run_forever()
+        self._loop.run_until_complete(self._end())
         self._loop.close()
 
-    def _close(self) -> None:
+    async def _end(self) -> None:
+        """Close what listens, what is open, and what is just being accepted (or shakes hands)."""
         for listener in self._listeners:
             listener.close()
-        self._clients.abort_all()
-        self._loop.call_later(0.05, self._loop.stop)  # until then the aborted transports close their sockets
+        self._clients.close()
+        await _turns()
+        accepting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in accepting:
+            task.cancel()
+        if accepting:
+            await asyncio.wait(accepting, timeout=STOP_SECONDS / 2)
+        await _turns()
+
+
+async def _turns() -> None:
+    """Lets the loop do what is due: accept, close sockets, tell their connections."""
+    for _ in range(5):
+        await asyncio.sleep(0)
