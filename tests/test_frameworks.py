@@ -144,7 +144,11 @@ def test_the_number_of_an_engine_is_in_its_title() -> None:
         matches = [one.pattern.match(title) for one in FRAMEWORKS["vllm"].titles if one.role == "engine"]
         numbers[title] = [match["engine"] for match in matches if match]
 
-    assert numbers == {"VLLM::EngineCore": [None], "VLLM::EngineCore_DP0": ["0"], "VLLM::EngineCore_DP3": ["3"]}
+    assert numbers == {
+        "VLLM::EngineCore": [None],
+        "VLLM::EngineCore_DP0": ["0"],
+        "VLLM::EngineCore_DP3": ["3"],
+    }
 
 
 def test_no_default_endpoint_makes_a_server_generate() -> None:
@@ -191,7 +195,10 @@ def test_a_mistake_in_a_pattern_is_named_with_file_line_and_key(mistake: str, tm
         ("title: X\ncomms: ['sglang::scheduler']\n", "the kernel cuts a comm at 15 bytes"),
         ("title: X\nembedded_ready: [done]\n", "'done' is unknown; allowed are"),
         ("title: X\ntitles: [{role: rank}]\n", "pattern: the key is required"),
-        ("title: X\naccess: {endpoints: {health: health}}\n", "allowed are health, models, metrics with a path"),
+        (
+            "title: X\naccess: {endpoints: {health: health}}\n",
+            "allowed are health, models, metrics with a path",
+        ),
         ("title: X\npatterns: [{event: ready, literal: abc}]\n", "regex: the key is required"),
         ("title: X\npatterns: [{event: error, literal: abc, regex: abc}]\n", "kind: the key is required"),
     ],

@@ -10,10 +10,12 @@ import gzip
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .config import Limits
 from .frameworks import Framework
@@ -35,27 +37,33 @@ _TEXT_CONTROL = frozenset(b"\t\n\r\x08\x0b\x0c\x1b\0")
 _GZIP = b"\x1f\x8b"
 
 Json = dict[str, Any]
+_Stream = BufferedReader | gzip.GzipFile
 _At = tuple[int, float]
 """A line with a time: offset of its beginning, time."""
 
 
-def parse_files(paths: Sequence[str], framework: str | None, frameworks: Sequence[Framework]) -> Json:
+def parse_files(
+    paths: Sequence[str],
+    framework: str | None,
+    frameworks: Sequence[Framework],
+    stdin: BufferedReader | None = None,
+) -> Json:
     """Read every file from its beginning.  `framework` None or "auto" = the one whose lines are found.
 
-    "-" is standard input, gzip is recognised.  InputError when a file is none that can be read as a log.
+    "-" is standard input (or `stdin`); gzip is recognised.  InputError when a file cannot be read as a log.
     """
     by_name = {one.name: one for one in frameworks}
     if framework not in (None, "auto") and framework not in by_name:
-        raise InputError(
-            "--framework", 0, "", f"{framework!r} is unknown; allowed are auto, {', '.join(by_name)}"
-        )
+        raise InputError("--framework", 0, "", f"{framework!r} is unknown; allowed are auto, {', '.join(by_name)}")
     chosen = by_name.get(framework or "auto")
-    return {"schema": SCHEMA, "files": [_parse_file(path, chosen, by_name) for path in paths]}
+    return {"schema": SCHEMA, "files": [_parse_file(path, chosen, by_name, stdin) for path in paths]}
 
 
-def _parse_file(path: str, chosen: Framework | None, frameworks: dict[str, Framework]) -> Json:
+def _parse_file(
+    path: str, chosen: Framework | None, frameworks: dict[str, Framework], stdin: BufferedReader | None
+) -> Json:
     name = "<stdin>" if path == "-" else path
-    with _open(path, name) as stream:
+    with _opened(path, name, stdin) as stream:
         blocks = _blocks(stream, name)
         if chosen is None:
             sample, blocks = _sample(blocks)
@@ -69,23 +77,30 @@ def _parse_file(path: str, chosen: Framework | None, frameworks: dict[str, Frame
 # --- files ---------------------------------------------------------------------------------------------
 
 
-def _open(path: str, name: str) -> BinaryIO:
-    if path == "-":
-        return _unpacked(sys.stdin.buffer)
+@contextmanager
+def _opened(path: str, name: str, stdin: BufferedReader | None) -> Iterator[_Stream]:
+    with ExitStack() as stack:
+        raw = stdin or _stdin() if path == "-" else stack.enter_context(_file(path, name))
+        stream: _Stream = raw
+        if raw.peek(2)[:2] == _GZIP:
+            stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
+        yield stream
+
+
+def _stdin() -> BufferedReader:
+    return open(sys.stdin.fileno(), "rb", closefd=False)
+
+
+def _file(path: str, name: str) -> BufferedReader:
     try:
         if Path(path).is_dir():
             raise InputError(name, 0, "", "is a directory; a log file is needed")
-        return _unpacked(open(path, "rb"))
+        return open(path, "rb")
     except OSError as error:
         raise InputError(name, 0, "", f"cannot be read: {error.strerror}") from None
 
 
-def _unpacked(stream: BinaryIO) -> BinaryIO:
-    head = stream.peek(2)[:2] if hasattr(stream, "peek") else b""
-    return gzip.GzipFile(fileobj=stream) if head == _GZIP else stream  # type: ignore[return-value]
-
-
-def _blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
+def _blocks(stream: _Stream, name: str) -> Iterator[bytes]:
     """The file in blocks of whole lines; a line longer than allowed is cut."""
     rest, first = b"", True
     while chunk := _read(stream, name):
@@ -102,7 +117,7 @@ def _blocks(stream: BinaryIO, name: str) -> Iterator[bytes]:
         yield rest
 
 
-def _read(stream: BinaryIO, name: str) -> bytes:
+def _read(stream: _Stream, name: str) -> bytes:
     try:
         return stream.read(BLOCK_BYTES)
     except (OSError, EOFError, zlib.error) as error:
@@ -132,11 +147,7 @@ def _recognise(sample: list[bytes], frameworks: dict[str, Framework]) -> Framewo
         for block in sample:
             scanner.feed(block)
         scanner.finish()
-        own = {
-            event: count
-            for event, count in scanner.events.items()
-            if event not in ("access", "error", "fatal")
-        }
+        own = {event: count for event, count in scanner.events.items() if event not in ("access", "error", "fatal")}
         return len(own), sum(own.values())
 
     scores = {name: kinds(one) for name, one in frameworks.items() if name != FALLBACK}

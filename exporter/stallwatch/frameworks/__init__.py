@@ -289,9 +289,7 @@ def _access(top: Section) -> Access:
     endpoints = section.mapping("endpoints")
     for name, path in endpoints.items():
         if name not in ENDPOINTS or not path.startswith("/"):
-            raise section.wrong(
-                "endpoints", f"{name}: {path!r}: allowed are {', '.join(ENDPOINTS)} with a path"
-            )
+            raise section.wrong("endpoints", f"{name}: {path!r}: allowed are {', '.join(ENDPOINTS)} with a path")
     access = Access(
         default_port=section.integer("default_port", 0, 0, 65535),
         endpoints=endpoints,

@@ -28,9 +28,7 @@ CLASSIFIED_CHARACTERS = 16_384
 """Of a hit line only this much is matched; argument dumps are longer than anything else that matters."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_BAR = re.compile(
-    rb"[^|\[\]]{0,160}\|[^\[\]]{0,100}?\d+/\d+ \[[^\]\n]{0,100}\](?:[^\S\r\n]|\x1b\[[0-9;]*[A-Za-z])*"
-)
+_BAR = re.compile(rb"[^|\[\]]{0,160}\|[^\[\]]{0,100}?\d+/\d+ \[[^\]\n]{0,100}\](?:[^\S\r\n]|\x1b\[[0-9;]*[A-Za-z])*")
 _TIME = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _DIGITS = b"0123456789"
 _MASK = re.compile(
@@ -119,9 +117,7 @@ def parse_time(text: str) -> float | None:
     year, month, day, hour, minute, second = (int(part or 2000) for part in match.groups()[:6])
     fraction = float(f"0.{match[7]}") if match[7] else 0.0
     try:
-        return (
-            datetime(year, month, day, hour, minute, second) - datetime(2000, 1, 1)
-        ).total_seconds() + fraction
+        return (datetime(year, month, day, hour, minute, second) - datetime(2000, 1, 1)).total_seconds() + fraction
     except ValueError:
         return None
 
@@ -179,9 +175,7 @@ class _Lexicon:
         self.rare_candidates = [by_literal[literal] for literal in rare]
         self.find_all = literal_finder(self.full_literals)
         self.find_rare = literal_finder(rare)
-        self.bulk_patterns = tuple(
-            index for index, pattern in enumerate(self.patterns) if pattern.literal in self.bulk
-        )
+        self.bulk_patterns = tuple(index for index, pattern in enumerate(self.patterns) if pattern.literal in self.bulk)
 
 
 @lru_cache(maxsize=64)
@@ -302,9 +296,7 @@ class LogScanner:
         self.last_time = later if later is not None else self.last_time
         return used
 
-    def _search(
-        self, block: bytes, steady: bool, found: list[tuple[int, Hit]], batch: Batch
-    ) -> tuple[int, list[int]]:
+    def _search(self, block: bytes, steady: bool, found: list[tuple[int, Hit]], batch: Batch) -> tuple[int, list[int]]:
         """Classify every line with a literal in it.  Bytes used, and offsets of the lines that matched."""
         lexicon = self._lexicon
         candidates = lexicon.rare_candidates if steady else lexicon.full_candidates
@@ -500,9 +492,7 @@ class LogScanner:
             if size in groups:
                 self._sizes[size] = int(groups[size])
 
-    def _rank(
-        self, pattern: Pattern, groups: dict[str, str], prefix: re.Match[str] | None, batch: Batch
-    ) -> str | None:
+    def _rank(self, pattern: Pattern, groups: dict[str, str], prefix: re.Match[str] | None, batch: Batch) -> str | None:
         """Which rank wrote (or is named by) a line; None = none in particular."""
         pid = int(self.framework.prefix_group(prefix, "pid") or 0)
         printed, number = (
@@ -518,9 +508,7 @@ class LogScanner:
             self._names[pid] = batch.names[pid] = rank
         if rank is None and pattern.prefix == "any" and pattern.event.endswith("_progress"):
             return self._start.first_rank
-        if rank is not None and (
-            self._start.first_rank is None or _order(rank) < _order(self._start.first_rank)
-        ):
+        if rank is not None and (self._start.first_rank is None or _order(rank) < _order(self._start.first_rank)):
             self._start.first_rank = rank
         return rank
 
@@ -531,9 +519,7 @@ class LogScanner:
         if "tp" not in groups:
             return None
         parts = [("DP", groups.get("dp"), "dp_size"), ("PP", groups.get("pp"), "pp_size")]
-        shown = [
-            f"{key}{at}" for key, at, size in parts if at and (at != "0" or self._sizes.get(size, 1) > 1)
-        ]
+        shown = [f"{key}{at}" for key, at, size in parts if at and (at != "0" or self._sizes.get(size, 1) > 1)]
         if not shown or self._sizes.get("tp_size", 2) > 1:
             shown.append(f"TP{groups['tp']}")
         return "-".join(shown)
@@ -668,7 +654,7 @@ def _pieces(line: bytes) -> list[bytes]:
     for segment in line.split(b"\r"):
         bar = _BAR.match(segment)
         if bar:
-            bars[bar[0].split(b":", 1)[0]] = bar[0]
+            bars[bar[0].split(b":", 1)[0].translate(None, _DIGITS)] = bar[0]
             segment = segment[bar.end() :]
         if segment.strip():
             pieces.append(segment)

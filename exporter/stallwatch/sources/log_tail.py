@@ -137,9 +137,7 @@ class LogTail:
         """Note why the path cannot be read.  An open file is read on, whatever became of its path."""
         if self._file is not None:
             return
-        reason = (
-            "not_supported" if isinstance(error, NotAFileError) else _REASONS.get(error.errno or 0, "error")
-        )
+        reason = "not_supported" if isinstance(error, NotAFileError) else _REASONS.get(error.errno or 0, "error")
         self.errors += reason != self.reason
         self.reason = reason
 

@@ -51,12 +51,8 @@ def _counter(name: str, what: str) -> Signal:
 
 
 LOG_LINES = _counter("log_lines_total", "Lines of the log read so far.")
-LOG_UNMATCHED = _counter(
-    "log_unmatched_lines_total", "Lines of the log that no pattern of the framework knows."
-)
-LOG_HEARTBEATS = _counter(
-    "log_heartbeat_lines_total", "Lines that only repeat: neither progress nor trouble."
-)
+LOG_UNMATCHED = _counter("log_unmatched_lines_total", "Lines of the log that no pattern of the framework knows.")
+LOG_HEARTBEATS = _counter("log_heartbeat_lines_total", "Lines that only repeat: neither progress nor trouble.")
 LOG_ROTATIONS = _counter("log_rotations_total", "Times the log was replaced by a new file.")
 LOG_TRUNCATIONS = _counter("log_truncations_total", "Times the log was truncated or written anew.")
 LOG_READ_ERRORS = _counter("log_read_errors_total", "Times the log became unreadable.")
@@ -290,9 +286,7 @@ class Logs:
     def _log_readings(self, log: _Log, server: str, before: Counter[str]) -> Iterator[Reading]:
         name, counts = log.place.name, _counts(log)
         if log.tail.reason is not None:
-            yield LOG_READ_ERRORS.read(
-                float(counts[LOG_READ_ERRORS.name] + before[LOG_READ_ERRORS.name]), server, name
-            )
+            yield LOG_READ_ERRORS.read(float(counts[LOG_READ_ERRORS.name] + before[LOG_READ_ERRORS.name]), server, name)
             yield LOG_BYTES.missing(log.tail.reason, server, name)
             return
         for signal in _COUNTERS:
@@ -330,9 +324,7 @@ def _told(hits: list[Hit]) -> list[Hit]:
     """What is told of a turn: of repeating kinds the last one, and no more than a bounded number."""
     last = {(hit.event, hit.rank, hit.fields.get("kind")): hit for hit in hits if hit.event in TOLD_ONCE}
     told = [
-        hit
-        for hit in hits
-        if hit.event not in TOLD_ONCE or last[hit.event, hit.rank, hit.fields.get("kind")] is hit
+        hit for hit in hits if hit.event not in TOLD_ONCE or last[hit.event, hit.rank, hit.fields.get("kind")] is hit
     ]
     return told[-MOST_EVENTS:]
 

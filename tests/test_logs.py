@@ -1,0 +1,273 @@
+"""The source `logs`: places of servers become readings, events and names of ranks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stallwatch.config import Config, Limits
+from stallwatch.frameworks import load_frameworks
+from stallwatch.model import (
+    ERROR_KINDS,
+    EVENTS,
+    Event,
+    LogPlace,
+    Observation,
+    ProcessId,
+    RankName,
+    Reading,
+    Scene,
+    Server,
+)
+from stallwatch.sources import Host, Moment
+from stallwatch.sources.logs import LAST_WORDS_READS, Logs
+
+FRAMEWORKS = load_frameworks()
+WALL = 1_800_000_000.0
+
+
+class Node:
+    """One server with logs in a folder, and the source that reads them."""
+
+    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+        self.folder, self.monotonic = folder, 1000.0
+        self.source = Logs(Host(Config(limits=limits or Limits()), FRAMEWORKS))
+        self.server = Server("sglang-30000", "sglang", "server", ProcessId(7, 100), WALL, ())
+        self.ready: frozenset[str] = frozenset()
+
+    def write(self, text: str, name: str = "stdout", mode: str = "a", modified: float = WALL) -> Path:
+        path = self.folder / name
+        with path.open(mode) as file:
+            file.write(text)
+        os.utime(path, (modified, modified))
+        return path
+
+    def place(self, *names: str) -> None:
+        self.server = replace(self.server, logs=tuple(self.log_place(name) for name in names))
+
+    def log_place(self, name: str) -> LogPlace:
+        path = self.folder / name
+        status = path.stat()
+        return LogPlace(name, str(path), None, status.st_dev, status.st_ino)
+
+    def read(self, *servers: Server) -> list[Observation]:
+        self.monotonic += 1
+        scene = Scene(servers or (self.server,), ready=self.ready)
+        return list(self.source.read(scene, Moment(self.monotonic, WALL + self.monotonic - 1000)))
+
+
+def values(seen: list[Observation], name: str) -> dict[tuple[str, ...], float | str | None]:
+    return {
+        one.labels[1:]: one.reason if one.value is None else one.value
+        for one in seen
+        if isinstance(one, Reading) and one.signal.name == name
+    }
+
+
+def events(seen: list[Observation]) -> list[Event]:
+    return [one for one in seen if isinstance(one, Event)]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    node = Node(tmp_path)
+    node.write("[2026-06-02 08:00:00 TP0] Load weight begin.\n")
+    node.place("stdout")
+    return node
+
+
+def test_the_history_of_a_log_is_told_as_old_as_its_last_change(node: Node) -> None:
+    node.write("", modified=WALL - 300)
+
+    (event,) = events(node.read())
+
+    assert (event.event, event.rank, event.log) == ("load_begin", "TP0", "stdout")
+    assert event.at == 1001 - 301
+    assert event.dated == WALL - 300
+
+
+def test_what_comes_later_is_told_as_it_arrives_and_dated_by_what_the_log_prints(node: Node) -> None:
+    node.read()
+
+    node.write("[2026-06-02 08:00:10 TP0] Load weight end.\n[2026-06-02 08:00:40] x\n", modified=WALL + 2)
+    seen = node.read()
+
+    told = events(seen)[0]
+    assert (told.event, told.at, told.dated) == ("load_end", 1002, WALL - 28)
+    assert values(seen, "log_last_line_timestamp_seconds") == {("stdout",): WALL + 2}
+
+
+def test_counters_over_closed_sets_exist_from_zero(node: Node) -> None:
+    seen = node.read()
+
+    assert values(seen, "log_events_total") == {(event,): float(event == "load_begin") for event in EVENTS}
+    assert values(seen, "log_errors_total") == {(kind,): 0.0 for kind in ERROR_KINDS}
+    assert values(seen, "log_lines_total") == {("stdout",): 1.0}
+    assert values(seen, "log_bytes_total") == {("stdout",): 45.0}
+    for name in ("unmatched_lines", "heartbeat_lines", "rotations", "truncations", "read_errors"):
+        assert values(seen, f"log_{name}_total") == {("stdout",): 0.0}
+    assert values(seen, "log_backlog_bytes") == {("stdout",): 0.0}
+
+
+def test_rotation_keeps_the_counts_and_flushes_the_last_line(node: Node) -> None:
+    node.read()
+
+    path = node.write("[2026-06-02 08:00:10 TP0] Load weight end.")
+    path.rename(path.with_suffix(".1"))
+    node.write("[2026-06-02 08:00:20 TP0] Memory pool end.\n")
+    seen = node.read()
+
+    assert [event.event for event in events(seen)] == ["load_end", "memory_pool"]
+    assert values(seen, "log_lines_total") == {("stdout",): 3.0}
+    assert values(seen, "log_rotations_total") == {("stdout",): 1.0}
+
+
+def test_one_file_for_stdout_and_stderr_is_read_once(node: Node) -> None:
+    place = node.server.logs[0]
+    node.server = replace(node.server, logs=(place, replace(place, name="stderr")))
+
+    seen = node.read()
+
+    assert len(events(seen)) == 1
+    assert set(values(seen, "log_lines_total")) == {("stdout",)}
+
+
+def test_two_files_have_two_clocks(node: Node) -> None:
+    node.write("Loading safetensors checkpoint shards:  1% Completed | 1/8 [00:01<?, 1it/s]\n", "stderr")
+    node.place("stdout", "stderr")
+
+    seen = node.read()
+
+    assert [(event.log, event.event) for event in events(seen)] == [
+        ("stdout", "load_begin"),
+        ("stderr", "load_progress"),
+    ]
+
+
+@pytest.mark.parametrize(("reason", "told"), [("absent", {}), ("namespace", {("stdout",): "namespace"})])
+def test_a_place_that_is_no_file_is_absent_and_one_that_cannot_be_read_says_why(
+    reason: str, told: dict[tuple[str, ...], str], node: Node
+) -> None:
+    node.server = replace(node.server, logs=(LogPlace("stdout", reason=reason),))
+
+    seen = node.read()
+
+    assert values(seen, "log_bytes_total") == told
+    assert values(seen, "log_lines_total") == {}
+
+
+def test_a_directory_given_as_a_log_is_a_reason_and_no_exception(node: Node) -> None:
+    (node.folder / "folder").mkdir()
+    node.place("folder")
+
+    seen = node.read()
+
+    assert values(seen, "log_bytes_total") == {("folder",): "not_supported"}
+    assert values(seen, "log_read_errors_total") == {("folder",): 1.0}
+
+
+def test_a_pid_and_its_rank_are_told(node: Node) -> None:
+    node.server = replace(node.server, framework="vllm")
+    node.write(
+        "(Worker pid=4247) INFO 11-29 15:31:08 [p.py:1] world_size=2 rank=1 local_rank=1 distributed_init_method=x\n"
+    )
+
+    assert RankName("sglang-30000", 4247, "TP1") in node.read()
+
+
+def test_demand_comes_from_the_log_only_when_the_server_has_no_metrics(node: Node) -> None:
+    def demand() -> list[dict[tuple[str, ...], float | str | None]]:
+        node.write(
+            "[2026-06-02 08:30:00 TP0] Decode batch, #running-req: 3, #token: 1, token usage: 0.0, cuda graph: True, "
+            "gen throughput (token/s): 1.5, #queue-req: 2\n"
+        )
+        seen = node.read()
+        return [values(seen, "server_requests_running"), values(seen, "server_requests_waiting")]
+
+    assert demand() == [{}, {}]
+    node.server = replace(node.server, metrics_enabled=False)
+    assert demand() == [{(): 3.0}, {(): 2.0}]
+
+
+def test_an_error_repeated_in_one_turn_is_told_once_and_counted_each_time(node: Node) -> None:
+    node.write("torch.OutOfMemoryError: CUDA out of memory.\n" * 50)
+
+    seen = node.read()
+
+    assert [event.fields["kind"] for event in events(seen) if event.event == "error"] == ["oom"]
+    assert values(seen, "log_errors_total")[("oom",)] == 50.0
+
+
+def test_once_the_server_is_ready_no_line_is_novel(node: Node) -> None:
+    node.write("a line of a new shape\n")
+    assert "novel" in [event.event for event in events(node.read())]
+
+    node.ready = frozenset(("sglang-30000",))
+    node.write("and another one of which nobody knows\n")
+
+    assert events(node.read()) == []
+
+
+def test_the_last_words_of_a_server_that_is_gone_are_still_heard(node: Node) -> None:
+    other = replace(node.server, name="other", logs=())
+    node.read()
+
+    node.write("[2026-06-02 08:00:10] Received sigquit from a child process. It usually means the child failed.\n")
+    seen = node.read(other)
+    assert [event.event for event in events(seen)] == ["fatal"]
+
+    for _ in range(LAST_WORDS_READS):
+        node.read(other)
+    node.write("[2026-06-02 08:00:20 TP0] Load weight end.\n")
+    assert events(node.read(other)) == []
+
+
+def test_a_restart_that_goes_on_in_the_same_file_does_not_read_it_again(node: Node) -> None:
+    node.read()
+
+    node.server = replace(node.server, root=ProcessId(8, 200))
+    node.write("[2026-06-02 08:00:30] server_args=ServerArgs(x)\n")
+    seen = node.read()
+
+    assert [event.event for event in events(seen)] == ["args"]
+    assert values(seen, "log_lines_total") == {("stdout",): 2.0}
+
+
+def test_a_restart_with_a_new_file_keeps_what_was_counted(node: Node) -> None:
+    node.read()
+
+    node.write("[2026-06-02 08:00:30] server_args=ServerArgs(x)\n", "second")
+    place = replace(node.log_place("second"), name="stdout")
+    node.server = replace(node.server, root=ProcessId(8, 200), logs=(place,))
+    seen = node.read()
+
+    assert [event.event for event in events(seen)] == ["args"]
+    assert values(seen, "log_lines_total") == {("stdout",): 2.0}
+    assert values(seen, "log_events_total")[("load_begin",)] == 1.0
+
+
+def test_more_logs_than_the_limit_are_said_to_be_unread(tmp_path: Path) -> None:
+    node = Node(tmp_path, Limits(logs=1))
+    node.write("x\n", "a")
+    node.write("x\n", "b")
+    node.place("a", "b")
+
+    assert values(node.read(), "log_bytes_total") == {("a",): 2.0, ("b",): "error"}
+
+
+def test_no_text_of_the_log_is_in_what_is_yielded(node: Node) -> None:
+    node.write("[2026-06-02 08:00:30] server_args=ServerArgs(api_key='sk-planted')\nsk-planted in a novel line\n")
+
+    assert "sk-planted" not in repr(node.read())
+
+
+def test_closing_gives_every_descriptor_back(node: Node) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    node.read()
+
+    node.source.close()
+
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,124 @@
+"""The fold of log events into phases, markers and load progress (CONTRACT section 4, "phase")."""
+
+from __future__ import annotations
+
+import pytest
+
+from stallwatch.model import EVENTS, PHASES
+from stallwatch.startup import COUNTERS, MARKERS, PHASE_OF_EVENT, PROGRESS_EVENTS, Startup
+
+Fields = dict[str, float | str]
+
+
+def told(*events: str | tuple[str, str | None] | tuple[str, str | None, Fields]) -> Startup:
+    """A start that heard these events, one a second."""
+    startup = Startup()
+    for at, event in enumerate(events):
+        name, rank, fields = (event, None, {}) if isinstance(event, str) else (*event, {})[:3]
+        startup.apply(name, rank, fields, float(at))
+    return startup
+
+
+def progress(done: float, total: float = 8.0) -> Fields:
+    return {"done": done, "total": total}
+
+
+def test_every_event_of_the_fold_is_a_known_event_and_every_phase_a_known_phase() -> None:
+    assert set(PHASE_OF_EVENT) <= set(EVENTS)
+    assert set(PHASE_OF_EVENT.values()) == set(PHASES)
+
+
+@pytest.mark.parametrize("event", sorted(set(EVENTS) - PROGRESS_EVENTS))
+def test_what_is_no_progress_moves_nothing(event: str) -> None:
+    startup = Startup()
+
+    moved = startup.apply(event, "TP0", {"done": 3.0, "total": 8.0, "kind": "other"}, 1.0)
+
+    assert not moved
+    assert startup.last_progress is None
+
+
+@pytest.mark.parametrize("event", sorted(MARKERS))
+def test_a_marker_is_progress_and_sets_the_phase_of_its_rank(event: str) -> None:
+    startup = told((event, "TP3"))
+
+    assert startup.last_progress == 0.0
+    assert startup.ranks["TP3"].phase == startup.phase == PHASE_OF_EVENT[event]
+
+
+@pytest.mark.parametrize("event", sorted(COUNTERS))
+def test_a_counter_moves_when_it_shows_another_number(event: str) -> None:
+    startup = Startup()
+
+    moves = [startup.apply(event, None, progress(done), 0.0) for done in (0.0, 0.0, 1.0, 1.0, 8.0, 0.0)]
+
+    assert moves == [True, False, True, False, True, True]
+
+
+def test_a_ratio_is_a_counter_and_nothing_at_all_is_none() -> None:
+    startup = Startup()
+
+    assert startup.apply("load_progress", None, {"ratio": 0.25}, 0.0)
+    assert not startup.apply("load_progress", None, {}, 0.0)
+    assert not startup.apply("load_progress", None, progress(1, 0), 0.0)
+    assert startup.ranks["TP0"].load_progress == 0.25
+
+
+def test_load_progress_is_one_from_load_end_on_whatever_bar_follows() -> None:
+    startup = told("args", ("load_begin", "TP0"), ("load_progress", "TP0", progress(2)))
+    assert startup.ranks["TP0"].load_progress == 0.25
+
+    startup.apply("load_end", "TP0", {}, 9.0)
+    startup.apply("load_progress", "TP0", progress(1), 10.0)
+
+    assert startup.ranks["TP0"].load_progress == 1.0
+
+
+def test_the_server_is_where_its_foremost_rank_is() -> None:
+    startup = told(("load_begin", "TP0"), ("load_end", "TP0"), ("load_begin", "TP1"))
+
+    assert startup.phase == "post_load"
+    assert startup.ranks["TP1"].phase == "loading_weights"
+
+
+def test_a_marker_of_the_one_rank_that_speaks_does_not_make_the_others_look_behind() -> None:
+    startup = told(("dist_init_begin", "TP0"), ("dist_init_begin", "TP1"), ("load_end", "TP0", {"shared": 1.0}))
+
+    assert startup.phase == startup.ranks["TP0"].phase == "post_load"
+    assert startup.ranks["TP0"].markers == startup.ranks["TP1"].markers == {"dist_init_begin"}
+
+
+def test_ready_is_the_phase_of_all_and_stays_it() -> None:
+    startup = told("args", ("load_begin", "TP0"), ("load_begin", "TP1"), "ready", ("load_begin", "TP2"), "listening")
+
+    assert startup.phase == "ready"
+    assert {name: state.phase for name, state in startup.ranks.items()} == dict.fromkeys(("TP0", "TP1", "TP2"), "ready")
+
+
+def test_after_a_fatal_line_the_phase_is_the_one_it_was_in() -> None:
+    startup = told("args", ("load_begin", "TP0"), ("fatal", "TP0", {"kind": "oom"}))
+
+    assert (startup.phase, startup.fatal_at, startup.fatal_rank) == ("loading_weights", 2.0, "TP0")
+
+
+def test_arguments_behind_anything_else_are_another_start() -> None:
+    startup = told("start", "args", ("load_begin", "TP1"), "args")
+
+    assert startup.starts == 2
+    assert startup.ranks == {}
+
+
+@pytest.mark.parametrize("end", ["autotune_end", "compile_end"])
+def test_an_open_autotune_is_closed_by_its_end_or_that_of_compiling(end: str) -> None:
+    startup = told(("autotune_begin", "TP0"))
+    assert startup.open_autotunes == {"TP0"}
+
+    startup.apply(end, "TP0", {}, 9.0)
+
+    assert startup.open_autotunes == set()
+
+
+def test_an_orderly_end_is_stopped_even_after_ready() -> None:
+    startup = told("args", "ready", "shutdown")
+
+    assert (startup.phase, startup.shutdown_at) == ("stopped", 2.0)
