@@ -16,8 +16,7 @@ from .frameworks import load_frameworks
 from .model import Report
 from .presentation import document, verdict_line
 from .strict_yaml import InputError
-from .web.published import Published
-from .web.server import ListenError, serve_http
+from .web import ListenError, Published, serve_http
 
 log = logging.getLogger(__name__)
 
