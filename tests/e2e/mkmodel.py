@@ -86,9 +86,7 @@ def write_shards(folder: Path, tensors: dict[str, tuple[int, ...]], shards: int)
         done += 2 * math.prod(shape)
     for number, part in enumerate(parts):
         save_file(part, folder / f"model-{number + 1:05d}-of-{shards:05d}.safetensors", {"format": "pt"})
-    write_json(
-        folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places}
-    )
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
 
 
 def write_tokenizer(folder: Path) -> None:

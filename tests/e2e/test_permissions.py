@@ -54,9 +54,7 @@ def _install(python: Path, folder: Path) -> None:
         check=True,
     )
     if version.stdout.split() == [str(part) for part in sys.version_info[:2]]:
-        skipped = shutil.ignore_patterns(
-            "mypy*", "ruff*", "pip*", "hypothesis*", "setuptools*", "__pycache__"
-        )
+        skipped = shutil.ignore_patterns("mypy*", "ruff*", "pip*", "hypothesis*", "setuptools*", "__pycache__")
         shutil.copytree(sysconfig.get_path("purelib"), folder, ignore=skipped, dirs_exist_ok=True)
     else:
         command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
@@ -75,9 +73,7 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_stuck_server_is_unknown_and_its_threads_are_unreadable(
-    readable: list[str], open_folder: Path
-) -> None:
+def test_a_stuck_server_is_unknown_and_its_threads_are_unreadable(readable: list[str], open_folder: Path) -> None:
     with (
         Exporter(open_folder, command=readable, prefix=DROP) as exporter,
         StandIn("barrier-deadlock", open_folder) as server,

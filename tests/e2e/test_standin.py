@@ -20,9 +20,7 @@ def test_a_rank_looks_like_a_real_one(tmp_path: Path) -> None:
         server.wait_for_line("Load weight end", 8)
         rank = server.rank(0).pid
 
-        waits = [
-            Path(f"/proc/{rank}/task/{task}/syscall").read_text() for task in os.listdir(f"/proc/{rank}/task")
-        ]
+        waits = [Path(f"/proc/{rank}/task/{task}/syscall").read_text() for task in os.listdir(f"/proc/{rank}/task")]
 
         assert Path(f"/proc/{rank}/comm").read_text() == "sglang::schedul\n"
         assert Path(f"/proc/{rank}/cmdline").read_bytes().strip(b"\0") == b"sglang::scheduler_TP0"

@@ -48,9 +48,7 @@ def test_silent_deadlock_is_stalled_and_the_sleeping_rank_is_named(tmp_path: Pat
         assert all(rank["load_progress"] == 1.0 for rank in last.servers[server.name]["ranks"])
         assert min(last.values("stallwatch_threads", server=server.name, wait="futex").values()) >= 100
         assert last.values("stallwatch_rank_suspect", server=server.name) == {(("rank", "TP5"),): 1.0}
-        assert not last.values("stallwatch_port_listening", server=server.name, port=str(server.port)).get(
-            (), 0
-        )
+        assert not last.values("stallwatch_port_listening", server=server.name, port=str(server.port)).get((), 0)
         assert PLANTED_SECRET not in last.page
         assert parse(server.log)["markers"]["load_end"] == 8
 
@@ -150,9 +148,7 @@ def test_a_dead_rank_fails_the_server_within_seconds(tmp_path: Path) -> None:
         server.wait_for_line("Load weight end", 8)
         died = server.log.stat().st_mtime
 
-        failed = exporter.watch.wait_for(
-            server.name, 15, state="failed", reason="rank_dead", suspect_rank="TP4"
-        )
+        failed = exporter.watch.wait_for(server.name, 15, state="failed", reason="rank_dead", suspect_rank="TP4")
 
         assert failed - died <= 2 * LOOK + 1.0 + 2 * TICK + SAMPLE_SECONDS + SLACK
 

@@ -79,9 +79,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Vllm(Program):
     """`vllm serve MODEL` with two ranks."""
 
-    def __init__(
-        self, folder: Path, model: Path, arguments: Sequence[str] = (), prefix: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, folder: Path, model: Path, arguments: Sequence[str] = (), prefix: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.name = f"vllm-{self.port}"
         command = [*prefix, str(HOME / "bin" / "vllm"), "serve", str(model), "--host", "127.0.0.1"]
@@ -126,9 +124,7 @@ def test_a_start_becomes_ready_and_then_idles(tmp_path: Path, model: Path) -> No
             "loading_weights",
             "ready",
         ]
-        waits = {
-            labels: v for labels, v in last.values("stallwatch_threads", server=server.name).items() if v
-        }
+        waits = {labels: v for labels, v in last.values("stallwatch_threads", server=server.name).items() if v}
         asleep = sum(v for labels, v in waits.items() if dict(labels)["wait"] in ("futex", "poll"))
         assert asleep >= 0.8 * sum(waits.values())
         assert {rank["rank"] for rank in last.servers[server.name]["ranks"]} >= {"TP0", "TP1"}
@@ -196,9 +192,7 @@ def test_another_node_that_never_comes_is_waited_for(tmp_path: Path, model: Path
     arguments = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]
     arguments += ["--master-port", str(free_port())]
     with Exporter(tmp_path) as exporter, Vllm(tmp_path, model, arguments) as server:
-        exporter.watch.wait_for(
-            server.name, START_SECONDS + STALL_AFTER, state="suspect", reason="waiting_remote"
-        )
+        exporter.watch.wait_for(server.name, START_SECONDS + STALL_AFTER, state="suspect", reason="waiting_remote")
         rest(STALL_AFTER, server)
 
         assert "stalled" not in exporter.watch.states(server.name)
