@@ -1,0 +1,169 @@
+"""CPU of following and parsing a log, against mtail with the same patterns, in one run.
+
+    python -m bench.logs [--megabytes 200] [--slice 10] [--rounds 3]
+
+Prints bytes per CPU second of each and the ratios.  mtail reads a slice of the same log (it is slow) and is
+scaled per byte; its start is measured on an empty log and taken off.  All files are read once before (page cache).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from stallwatch.frameworks import Framework, load_frameworks
+from stallwatch.parse import parse_files
+from stallwatch.sources.log_lines import LogScanner
+from stallwatch.sources.log_tail import LogTail
+
+MARKER_SHARE = 0.001
+SEED = 1
+
+OWN = r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:(?P<rank>(?: [A-Z_]+\d+)+))?\] "
+UVICORN = OWN + r"[A-Z]+:\s+"
+
+LINES: tuple[tuple[float, str], ...] = (
+    (
+        0.40,
+        "[{time} TP0] Decode batch, #running-req: {small}, #token: {number}, token usage: 0.31, cuda graph: True, "
+        "gen throughput (token/s): {number}.12, #queue-req: 0",
+    ),
+    (
+        0.10,
+        "[{time} TP0] Prefill batch, #new-seq: 1, #new-token: {number}, #cached-token: 0, token usage: 0.31, "
+        "#running-req: {small}, #queue-req: 0, ",
+    ),
+    (0.30, '[{time}] INFO:     10.0.{small}.7:{number} - "POST /v1/chat/completions HTTP/1.1" 200 OK'),
+    (
+        0.20,
+        "[{time} TP{small}] a line nobody has a pattern for, with number {number} and the id {number:032x} "
+        "and some more words to make it as long as such lines are",
+    ),
+)
+MARKERS = (
+    "[{time} TP{small}] Load weight end. elapsed=22.2 s, type=X, avail mem=57.10 GB",
+    "[{time} TP{small}] Memory pool end. avail mem=20.11 GB",
+    "[{time} TP{small}] No available block found in 60 second. ",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+)
+
+
+def write_log(path: Path, size: int) -> None:
+    """A server that became ready and serves: decode and access lines, one in a thousand a marker."""
+    chance = random.Random(SEED)
+    weights, texts = [weight for weight, _ in LINES], [text for _, text in LINES]
+    with path.open("w") as file:
+        file.write("[2026-06-02 00:00:00] server_args=ServerArgs(tp_size=8)\n")
+        file.write("[2026-06-02 00:00:00] The server is fired up and ready to roll!\n")
+        number = 0
+        while file.tell() < size:
+            for text in chance.choices(texts, weights, k=1000):
+                number += 1
+                marker = chance.random() < MARKER_SHARE
+                file.write(shaped(chance.choice(MARKERS) if marker else text, number) + "\n")
+
+
+def shaped(text: str, number: int) -> str:
+    second = number // 50
+    time_text = f"2026-06-{2 + second // 86400:02} {second // 3600 % 24:02}:{second // 60 % 60:02}:{second % 60:02}"
+    return text.format(time=time_text, small=number % 8, number=number % 60_000)
+
+
+def mtail_program(framework: Framework) -> str:
+    """The framework's patterns as an mtail program that counts lines, and events by kind and rank."""
+    rules = ["counter lines", "counter events by event, rank", "/$/ {\n  lines++\n}"]
+    prefixes = {"own": OWN, "uvicorn": UVICORN, "any": "^"}
+    for pattern in framework.patterns:
+        text = re.sub(r"\(\?=(?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\??", "", pattern.regex.pattern)
+        text = re.sub(r"\(\?P<\w+>", "(?:", text).replace("/", r"\/")
+        prefix = prefixes[pattern.prefix]
+        rank = "$rank" if "rank" in prefix else '""'
+        rules.append(f'/{prefix}{text}/ {{\n  events["{pattern.event}"][{rank}]++\n}}')
+    return "\n".join(rules) + "\n"
+
+
+def run_mtail(program: Path, log: Path) -> tuple[float, Counter[str]]:
+    """CPU seconds, and what it counted by event."""
+    command = ["mtail", "--progs", str(program), "--logs", str(log), "--one_shot", "--one_shot_format", "prometheus"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert child.stdout is not None
+    with child.stdout as output:
+        page = output.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"mtail ended with {child.returncode}")
+    counted: Counter[str] = Counter()
+    for event, number in re.findall(r'^events\{event="(\w+)".*\} (\d+)$', page, re.M):
+        counted[event] += int(number)
+    return usage.ru_utime + usage.ru_stime, counted
+
+
+def follow(framework: Framework, log: Path) -> Counter[str]:
+    """The way of `serve`: what was counted by event, a second load under its own name again."""
+    scanner, tail = LogScanner(framework), LogTail(str(log))
+    for chunk in tail.read(1 << 40):
+        scanner.feed(chunk)
+    scanner.finish()
+    tail.close()
+    counted = scanner.events
+    counted["load_end"] += counted.pop("draft_load_end", 0)
+    return counted
+
+
+def cpu_seconds(work: Callable[[], object], rounds: int) -> float:
+    def once() -> float:
+        begun = time.process_time()
+        work()
+        return time.process_time() - begun
+
+    return statistics.median(once() for _ in range(rounds))
+
+
+def measure(folder: Path, megabytes: int, slice_megabytes: int, rounds: int) -> None:
+    framework = next(one for one in load_frameworks() if one.name == "sglang")
+    log, part, nothing, program = (folder / name for name in ("whole.log", "part.log", "empty.log", "sglang.mtail"))
+    write_log(log, megabytes * 1_000_000)
+    with log.open("rb") as file:
+        part.write_bytes(file.read(slice_megabytes * 1_000_000))
+    nothing.touch()
+    program.write_text(mtail_program(framework))
+
+    follow_rate = log.stat().st_size / cpu_seconds(lambda: follow(framework, log), rounds)
+    parse_rate = log.stat().st_size / cpu_seconds(lambda: parse_files([str(log)], "sglang", [framework]), rounds)
+    start, _ = run_mtail(program, nothing)
+    seconds, counted = run_mtail(program, part)
+    mtail_rate = part.stat().st_size / max(1e-3, seconds - start)
+    if counted != follow(framework, part):
+        raise SystemExit(f"mtail and we count differently: {counted} against {follow(framework, part)}")
+
+    print(f"log of {megabytes} MB, {len(framework.patterns)} patterns, median of {rounds}; MB per CPU second")
+    print(f"follow   {follow_rate / 1e6:8.1f}   {follow_rate / mtail_rate:7.1f} x mtail")
+    print(f"parse    {parse_rate / 1e6:8.1f}   {parse_rate / mtail_rate:7.1f} x mtail")
+    print(f"mtail    {mtail_rate / 1e6:8.2f}   ({slice_megabytes} MB, its start of {start:.2f} s taken off)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--slice", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    if shutil.which("mtail") is None:
+        raise SystemExit("mtail is not installed (apt-get install mtail)")
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), options.megabytes, options.slice, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
