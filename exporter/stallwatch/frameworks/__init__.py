@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -185,6 +185,7 @@ class Framework:
         return found
 
 
+@lru_cache(maxsize=1024)
 def rank_name(parts: str) -> str:
     """The name of a rank from the dimensions a title or log prefix prints, in the order DP, PP, TP.
 

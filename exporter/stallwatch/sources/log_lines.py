@@ -110,6 +110,7 @@ class _Line:
     matched: bool = False
 
 
+@lru_cache(maxsize=1024)
 def parse_time(text: str) -> float | None:
     """Seconds of a printed local time; without a year it is taken as a leap year.  None when it is none."""
     if not (match := _TIME.search(text)):
@@ -673,6 +674,7 @@ def _numbers(groups: dict[str, str]) -> dict[str, float | str]:
     return fields
 
 
+@lru_cache(maxsize=1024)
 def _order(rank: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", rank))
 
