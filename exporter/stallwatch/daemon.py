@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from .config import Config, Thresholds
@@ -98,13 +98,13 @@ class Daemon:
         self.pollers = tuple(pollers(lambda: self.scene, self._notice))
         self._clock = Clock(self.config.intervals.tick)
         self._timeline = Timeline(
-            window_of=_Windows(lambda: self.config),
-            suspect_after=self.config.verdict.suspect_after,
+            thresholds_of=self._thresholds_of,
             ready_markers=ready_markers(host.frameworks),
         )
         self._episodes = Episodes(self._timeline, self._thresholds_of, self.config.retention)
         self._latest: dict[str, Result] = {}
         self._seen_roots: set[ProcessId] = set()
+        self._arrivals: dict[tuple[str, str], tuple[float, float]] = {}  # log -> its last line as Unix time, when seen
         self._now = 0.0
         self._config_reload = (True, wall())
         self.report: Report | None = None
@@ -199,7 +199,8 @@ class Daemon:
         at = self._clock.of(result.finished, earliest)
         if result.servers is not None:
             self._timeline.see(result.servers, at)
-        self._timeline.put(result.readings, at, self.config.intervals.of(result.source))
+        interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
+        self._timeline.put(result.readings, at, interval, measured=result.finished)
         pause = result.finished - at
         events = (replace(event, at=event.at - pause) for event in result.events) if pause else result.events
         self._timeline.tell(events)
@@ -264,17 +265,22 @@ class Daemon:
         return result.error is None and monotonic - result.finished <= RESULTS_CURRENT_INTERVALS * interval
 
     def _silences(self, readings: Iterable[Reading], wall: float) -> list[Reading]:
-        """Ages of the logs as of this Report."""
-        silences = []
+        """Ages of the logs as of this Report; a step of the wall clock does not change them."""
+        silences, arrivals = [], {}
         for reading in readings:
             if reading.signal.name != LAST_LINE or reading.value is None:
                 continue
             server, name = reading.labels
-            silences.append(LOG_SILENCE.read(max(0.0, wall - reading.value), server, name))
+            known = self._arrivals.get((server, name))
+            if known is None or known[0] != reading.value:
+                known = reading.value, self._now - max(0.0, wall - reading.value)
+            arrivals[server, name] = known
+            silences.append(LOG_SILENCE.read(max(0.0, self._now - known[1]), server, name))
             timeline = self._timeline.of(server)
             at = timeline.progress_by_log.get(name) if timeline else None
             if at is not None:
                 silences.append(LOG_PROGRESS_SILENCE.read(max(0.0, self._now - at), server, name))
+        self._arrivals = arrivals
         return silences
 
     def _log_changes(self) -> None:
@@ -290,22 +296,6 @@ class Daemon:
                     "phase": change.phase,
                 },
             )
-
-
-class _Windows(Mapping[str, float]):
-    """server -> its `window`, as the configuration says now."""
-
-    def __init__(self, config: Callable[[], Config]) -> None:
-        self._config = config
-
-    def __getitem__(self, server: str) -> float:
-        return self._config().thresholds_for(server).window
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(server.name for server in self._config().servers)
-
-    def __len__(self) -> int:
-        return len(self._config().servers)
 
 
 def ready_markers(frameworks: Iterable[Framework]) -> dict[str, tuple[str, ...]]:

@@ -5,12 +5,14 @@ Pure: the same code judges live results and recordings; only `daemon` (or `repla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from .config import Thresholds
 from .model import (
     STARTUP_BUCKETS_SECONDS,
+    STRONG_CHANNELS,
     ProcessId,
     RankState,
     Server,
@@ -24,6 +26,9 @@ from .verdict import Evidence, gather, judge
 from .verdict.evidence import rank_progress_age
 
 FAILED_KEPT_SECONDS = 24 * 3600.0
+
+MOST_ENDED = 64
+"""Servers that ended and are still shown; of more the ones that ended first are dropped."""
 
 
 @dataclass(slots=True)
@@ -75,9 +80,7 @@ class Episodes:
         self._startups: dict[tuple[str, str, str], Startups] = {}
         self.changes: list[Change] = []
 
-    def tick(
-        self, now: float, wall: float, dated: Mapping[str, float] | None = None
-    ) -> tuple[ServerReport, ...]:
+    def tick(self, now: float, wall: float, dated: Mapping[str, float] | None = None) -> tuple[ServerReport, ...]:
         """Judge all servers at `now` (monotonic; `wall` is the same moment as Unix time).
 
         `dated`: server -> Unix time of its last progress as far as it can be dated; used instead of what was
@@ -86,13 +89,24 @@ class Episodes:
         self.changes = []
         reports = []
         for timeline in list(self._timeline):
-            report = self._judge(timeline, now, wall, (dated or {}).get(timeline.name))
+            report = self._judge(timeline, now, wall, dated)
             if self._is_over(timeline, report.verdict, now):
-                self._timeline.forget(timeline.name)
-                self._episodes.pop(timeline.name, None)
+                self._forget(timeline.name)
             else:
                 reports.append(report)
-        return tuple(sorted(reports, key=lambda report: report.server.name))
+        return tuple(sorted(self._without_surplus(reports), key=lambda report: report.server.name))
+
+    def _forget(self, name: str) -> None:
+        self._timeline.forget(name)
+        self._episodes.pop(name, None)
+
+    def _without_surplus(self, reports: list[ServerReport]) -> list[ServerReport]:
+        """Restart loops under ever new names must not grow without end."""
+        ended = [r for r in reports if r.verdict.state in ("failed", "gone") and r.server.starts]
+        surplus = sorted(ended, key=lambda report: report.verdict.since)[: max(0, len(ended) - MOST_ENDED)]
+        for report in surplus:
+            self._forget(report.server.name)
+        return [report for report in reports if report not in surplus]
 
     def startups(self) -> tuple[StartupHistogram, ...]:
         return tuple(
@@ -107,14 +121,16 @@ class Episodes:
             return age > self.retention and not never_came
         return verdict.state == "failed" and age > FAILED_KEPT_SECONDS
 
-    def _judge(self, timeline: ServerTimeline, now: float, wall: float, dated: float | None) -> ServerReport:
+    def _judge(
+        self, timeline: ServerTimeline, now: float, wall: float, dated: Mapping[str, float] | None
+    ) -> ServerReport:
         episode = self._episodes.setdefault(timeline.name, Episode())
         if episode.start_timestamp != timeline.start_timestamp:
             episode.start_timestamp, episode.was_ready = timeline.start_timestamp, False
             if episode.verdict is not None and episode.verdict.state in ("failed", "gone"):
                 episode.verdict = None
         thresholds = self.thresholds_of(timeline.name)
-        age = dated_progress_age(timeline, now, wall, dated)
+        age = dated_progress_age(timeline, now, wall, dated, thresholds)
         evidence = gather(timeline, now, thresholds.window, age)
         before, verdict = episode.verdict, judge(evidence, thresholds, episode.verdict, now)
         if age is not None:
@@ -142,6 +158,7 @@ class Episodes:
         if episode.verdict is None or episode.verdict.since != verdict.since:
             episode.since_timestamp = wall - (now - verdict.since)
         episode.verdict, episode.judged_at = verdict, now
+        timeline.was_ready = evidence.ready
         if evidence.ready and not episode.was_ready:
             episode.was_ready = True
             self._note_ready(episode, timeline, now, wall)
@@ -158,11 +175,18 @@ class Episodes:
 
 
 def dated_progress_age(
-    timeline: ServerTimeline, now: float, wall: float, dated: float | None
+    timeline: ServerTimeline, now: float, wall: float, dated: Mapping[str, float] | None, thresholds: Thresholds
 ) -> float | None:
-    """Seconds since the dated progress; None when there is none, or when something moved while we watched."""
-    moved = any(at > timeline.anchor for channel, at in timeline.moves.items() if channel not in ("cpu",))
-    return None if dated is None or moved else max(0.0, wall - dated)
+    """Seconds since the last progress that can be dated; None when not asked for, or when something moved.
+
+    Nothing moved and nothing can be dated: long enough to be `quiet`, and no longer.
+    """
+    moved = any(at > timeline.anchor for channel, at in timeline.moves.items() if channel in STRONG_CHANNELS)
+    if dated is None or moved:
+        return None
+    if timeline.name not in dated:
+        return math.nextafter(thresholds.window, math.inf)
+    return max(0.0, wall - dated[timeline.name])
 
 
 def describe(
@@ -189,9 +213,7 @@ def describe(
         phase_start_timestamp=wall - (now - phase_start),
         phase_budget_seconds=thresholds.budget(evidence.phase),
         ready=evidence.ready,
-        ranks_alive=sum(1 for r in evidence.ranks if r.alive and is_rank_name(r.rank))
-        if evidence.ranks
-        else None,
+        ranks_alive=sum(1 for r in evidence.ranks if r.alive and is_rank_name(r.rank)) if evidence.ranks else None,
         channels=evidence.channels,
         ranks=tuple(_rank_state(timeline, evidence, server, name, now) for name in _rank_names(timeline)),
         starts=server.starts,
@@ -210,9 +232,7 @@ def _rank_names(timeline: ServerTimeline) -> list[str]:
     return watched or sorted(timeline.startup.ranks)
 
 
-def _rank_state(
-    timeline: ServerTimeline, evidence: Evidence, server: Server, name: str, now: float
-) -> RankState:
+def _rank_state(timeline: ServerTimeline, evidence: Evidence, server: Server, name: str, now: float) -> RankState:
     startup, waits = timeline.startup.ranks.get(name), timeline.waits.get(name)
     process = next((process for process in server.processes if process.rank == name), None)
     phase = startup.phase if startup else None
@@ -244,9 +264,7 @@ def advice(evidence: Evidence, verdict: Verdict, thresholds: Thresholds) -> list
         else:
             sentences.append(f"unreadable: {channels} ({evidence.unreadable_reason})")
     if evidence.log == "absent":
-        sentences.append(
-            "no log evidence: stdout and stderr go to no file; write them to one (`> server.log 2>&1`)"
-        )
+        sentences.append("no log evidence: stdout and stderr go to no file; write them to one (`> server.log 2>&1`)")
     if not evidence.threads_readable and not unreadable:
         sentences.append("the kernel does not tell what threads wait in")
     return sentences

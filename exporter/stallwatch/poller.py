@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from . import signals
@@ -27,7 +28,9 @@ URGENT_EVENTS = frozenset(("fatal", "shutdown", "ready"))
 T = TypeVar("T")
 
 
-def sort(name: str, observations: Iterable[Observation], started: float) -> Result:
+def sort(
+    name: str, observations: Iterable[Observation], started: float, monotonic: Callable[[], float] = time.monotonic
+) -> Result:
     """Make a Result of what a source yielded.  Raises what the source raises."""
     found: dict[type, list[Observation]] = {Reading: [], Event: [], Server: [], RankName: [], Listener: []}
     for observation in observations:
@@ -39,7 +42,7 @@ def sort(name: str, observations: Iterable[Observation], started: float) -> Resu
     return Result(
         source=name,
         started=started,
-        finished=time.monotonic(),
+        finished=monotonic(),
         readings=of(Reading),
         events=of(Event),
         servers=of(Server) if name == "processes" else None,
@@ -136,9 +139,8 @@ class Poller:
         started = self._in_flight = self._monotonic()
         cpu = time.thread_time()
         try:
-            result = sort(
-                self.source.name, self.source.read(self._scene(), Moment(started, self._wall())), started
-            )
+            observations = self.source.read(self._scene(), Moment(started, self._wall()))
+            result = sort(self.source.name, observations, started, self._monotonic)
         except Exception as error:  # the one broad catch: a broken source must not stop the others
             result = Result(self.source.name, started, self._monotonic(), error=type(error).__name__)
             self._errors["error"] += 1
@@ -149,7 +151,7 @@ class Poller:
             self._last_success = result.finished
             if self._last is not None and self._last.error is not None:
                 log.info("source works again", extra={"source": self.source.name})
-        object.__setattr__(result, "cpu_seconds", time.thread_time() - cpu)
+        result = replace(result, cpu_seconds=time.thread_time() - cpu)
         self._in_flight, self._last = None, result
         self.finished += 1
         return result

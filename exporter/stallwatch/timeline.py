@@ -6,13 +6,15 @@ live results and recordings.  What a move is stands in FLOORS; what it means is 
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from . import signals
+from .config import Thresholds
 from .model import FRONTEND, Event, Reading, Server, Signal, is_rank_name
-from .startup import Startup
+from .startup import MARKERS, SHARED, Startup
 
 MIB = 1 << 20
 
@@ -52,6 +54,11 @@ _FLOORS: Mapping[tuple[str, str], Floor] = {(floor.signal.name, floor.kind): flo
 _TWO_WAYS = frozenset((signals.RESIDENT_MEMORY.name,))
 _STALE_AFTER_GAPS = 3
 
+_SAME_START_SECONDS = 0.5
+
+_MOST_FORGOTTEN = 1024
+"""Names of ended servers kept so that late readings about them do not begin them anew."""
+
 
 @dataclass(slots=True)
 class Track:
@@ -59,31 +66,40 @@ class Track:
 
     value: float | None = None
     reason: str | None = None
-    read_at: float = 0.0
+    read_at: float | None = None
     usual_gap: float = 0.0
+    known: float | None = None  # the last value that could be read
+    known_since: float | None = None  # since when every amount is seen: the first value, or where it began anew
     rate: float | None = None  # per second, between the last two neighbouring readings
     samples: deque[tuple[float, float]] = field(default_factory=deque)
+    _measured: float = 0.0
 
-    def put(self, value: float | None, reason: str | None, at: float, interval: float) -> None:
-        """Take one reading."""
-        gap = at - self.read_at
-        self.rate = None
-        if self.read_at and value is not None and self.value is not None and gap > 0:
-            self.rate = (value - self.value) / gap
-        if self.read_at and gap > 0:
-            self.usual_gap = (
-                gap if not self.usual_gap else min(0.7 * self.usual_gap + 0.3 * gap, 4 * self.usual_gap)
-            )
+    def put(self, value: float | None, reason: str | None, at: float, interval: float, measured: float) -> None:
+        """Take one reading.  `measured`: the same moment on a clock that counts our pauses, for rates."""
+        gap = 0.0 if self.read_at is None else at - self.read_at
+        real_gap = measured - self._measured
+        neighbours = self.read_at is not None and value is not None and self.value is not None and real_gap > 0
+        self.rate = (value - self.value) / real_gap if neighbours else None  # type: ignore[operator]
+        if gap > 0:
+            self.usual_gap = min(0.7 * self.usual_gap + 0.3 * gap, 4 * self.usual_gap)
         self.usual_gap = max(self.usual_gap, interval)
-        self.value, self.reason, self.read_at = value, reason, at
+        self.value, self.reason, self.read_at, self._measured = value, reason, at, measured
+        if value is not None:
+            self.known = value
+            self.known_since = at if self.known_since is None else self.known_since
 
     def is_fresh(self, now: float) -> bool:
-        return now - self.read_at <= _STALE_AFTER_GAPS * self.usual_gap + 1e-6
+        return self.read_at is not None and now - self.read_at <= _STALE_AFTER_GAPS * self.usual_gap + 1e-6
 
     def is_readable(self, now: float) -> bool:
         return self.value is not None and self.is_fresh(now)
 
-    def gathers(self, value: float, at: float, floor: float, window: float, two_ways: bool) -> bool:
+    def begins_anew(self, at: float) -> None:
+        """The counter fell: what it counted before is gone."""
+        self.samples.clear()
+        self.known_since = at
+
+    def gathers(self, value: float, at: float, floor: float, window: float, two_ways: bool = False) -> bool:
         """Whether the amount since the last move reached the floor within one window.
 
         After a time without readings longer than the window it is not known when the amount came together:
@@ -92,48 +108,85 @@ class Track:
         samples = self.samples
         while len(samples) > 1 and at - samples[0][0] > window:
             samples.popleft()
-        if not two_ways and samples and value < samples[-1][1]:
-            samples.clear()  # the counter began anew
-        if not samples:
-            samples.append((at, value))
-            return False
-        amount = max(abs(value - earlier) for _, earlier in samples) if two_ways else value - samples[0][1]
-        moved = amount >= floor
+        amounts = [abs(value - earlier) if two_ways else value - earlier for _, earlier in samples]
+        moved = max(amounts, default=0.0) >= floor
         if moved:
             samples.clear()
-        elif at - samples[0][0] > window:
+        elif samples and at - samples[0][0] > window:
             samples.popleft()
         samples.append((at, value))
         return moved
+
+
+@dataclass(frozen=True, slots=True)
+class WaitSample:
+    """What the threads of one rank waited in at one look."""
+
+    at: float
+    main: str | None
+    classes: frozenset[str]
 
 
 @dataclass(slots=True)
 class Waits:
     """Wait classes of one rank (or engine) over the last window."""
 
-    main: deque[tuple[float, str]] = field(default_factory=deque)
+    samples: deque[WaitSample] = field(default_factory=deque)
     counts: Mapping[str, int] | None = None
-    readable: bool = False
     read_at: float = 0.0
     stopped_since: float | None = None
     disk_since: float | None = None
+    _fresh_seconds: float = 0.0
+    _measured: float = 0.0
 
-    def put(self, counts: Mapping[str, int] | None, main: str | None, at: float, window: float) -> None:
-        self.counts, self.readable, self.read_at = counts, counts is not None, at
-        if main is None and counts and len(present := [w for w, n in counts.items() if n]) == 1:
-            main = present[0]
-        if main is not None:
-            self.main.append((at, main))
-        while self.main and at - self.main[0][0] > window:
-            self.main.popleft()
-        stopped = main == "stopped"
-        self.stopped_since = (self.stopped_since or at) if stopped else None
-        in_disk = bool(counts and counts.get("disk")) or main == "disk"
-        self.disk_since = (self.disk_since or at) if in_disk else None
+    def put(
+        self,
+        counts: Mapping[str, int] | None,
+        main: str | None,
+        at: float,
+        window: float,
+        interval: float,
+        measured: float,
+    ) -> None:
+        """Take one look; `counts` None = unreadable.  After a gap (on the clock of `measured`, which counts our
+        own pauses) nothing is known to have lasted."""
+        self._fresh_seconds = _STALE_AFTER_GAPS * interval + 1e-6
+        if measured - self._measured > self._fresh_seconds:
+            self.stopped_since = self.disk_since = None
+        self.counts, self.read_at, self._measured = counts, at, measured
+        present = frozenset(wait for wait, number in (counts or {}).items() if number)
+        if main is None and len(present) == 1:
+            main = next(iter(present))
+        if main is not None or present:
+            self.samples.append(WaitSample(at, main, present))
+        while self.samples and at - self.samples[0].at > window:
+            self.samples.popleft()
+        self.stopped_since = _since(self.stopped_since, main == "stopped", at)
+        self.disk_since = _since(self.disk_since, "disk" in present or main == "disk", at)
+
+    @property
+    def is_readable(self) -> bool:
+        return self.counts is not None
+
+    def is_fresh(self, now: float) -> bool:
+        return now - self.read_at <= self._fresh_seconds
 
     def usual_main(self) -> str | None:
         """The class the main thread was in most often over the window."""
-        return Counter(wait for _, wait in self.main).most_common(1)[0][0] if self.main else None
+        mains = [sample.main for sample in self.samples if sample.main is not None]
+        return Counter(mains).most_common(1)[0][0] if mains else None
+
+    def usual_classes(self) -> frozenset[str]:
+        """The classes in which threads were at more than half of the looks of the window."""
+        seen = Counter(wait for sample in self.samples for wait in sample.classes)
+        return frozenset(wait for wait, times in seen.items() if 2 * times > len(self.samples))
+
+
+def _since(before: float | None, holds: bool, at: float) -> float | None:
+    """Since when something holds, or None when it does not."""
+    if not holds:
+        return None
+    return at if before is None else before
 
 
 @dataclass(slots=True)
@@ -154,7 +207,10 @@ class ServerTimeline:
     start_timestamp: float | None = None
     novel_in_a_row: int = 0
     solid_move: float | None = None  # last strong move that was more than a novel line
-    compilers: float | None = None
+    was_ready: bool = False  # once ready is ready, until another start begins
+    logged: float = 0.0  # bytes the followed logs grew
+    children_cpu: Track = field(default_factory=Track)  # of all kinds together
+    markers: dict[str, set[str]] = field(default_factory=dict)  # rank the log names -> its start-up markers
 
     def track(self, signal: Signal, *labels: str) -> Track | None:
         return self.tracks.get((signal.name, labels))
@@ -162,7 +218,7 @@ class ServerTimeline:
     def moved(self, channel: str, at: float, rank: str | None = None, solid: bool = True) -> None:
         self.moves[channel] = max(at, self.moves.get(channel, at))
         if solid:
-            self.solid_move = max(at, self.solid_move or at)
+            self.solid_move = at if self.solid_move is None else max(at, self.solid_move)
             self.novel_in_a_row = 0
         if rank:
             self.rank_moves[rank] = max(at, self.rank_moves.get(rank, at))
@@ -183,42 +239,25 @@ class ServerTimeline:
         track = self.track(signals.RANK_ALIVE, self.name, rank)
         return None if track is None or track.value is None else track.value > 0
 
-    def log_bytes(self) -> float:
-        return sum(
-            track.value or 0.0 for (name, _), track in self.tracks.items() if name == signals.LOG_BYTES.name
-        )
 
-
-def _natural(name: str) -> tuple[object, ...]:
+def _natural(name: str) -> list[tuple[int, str]]:
     """TP2 before TP10."""
-    return tuple(int(part) if part.isdigit() else part for part in _split_numbers(name))
-
-
-def _split_numbers(name: str) -> list[str]:
-    parts, last_digit = [""], False
-    for character in name:
-        if character.isdigit() != last_digit and parts[-1]:
-            parts.append("")
-        parts[-1] += character
-        last_digit = character.isdigit()
-    return parts
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", name)]
 
 
 class Timeline:
-    """All servers.  Feed it with `servers`, `put` and `tell`; ask `of(name)`."""
+    """All servers.  Feed it with `see`, `put` and `tell`; ask `of(name)`."""
 
     def __init__(
         self,
-        window_of: Mapping[str, float] | None = None,
-        default_window: float = 60.0,
-        suspect_after: float = 900.0,
+        thresholds_of: Callable[[str], Thresholds] = lambda server: Thresholds(),
         ready_markers: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         """`ready_markers`: framework -> events after which an embedded engine or a follower is ready."""
-        self._windows, self._default_window = window_of or {}, default_window
-        self._suspect_after = suspect_after
+        self._thresholds_of = thresholds_of
         self._ready_markers = ready_markers or {}
         self._servers: dict[str, ServerTimeline] = {}
+        self._forgotten: dict[str, float | None] = {}  # name -> start time of the start that is over
 
     def __iter__(self) -> Iterator[ServerTimeline]:
         return iter(self._servers.values())
@@ -227,79 +266,80 @@ class Timeline:
         return self._servers.get(name)
 
     def forget(self, name: str) -> None:
-        self._servers.pop(name, None)
+        """Drop a server.  If its first process is gone, late readings do not begin this start anew."""
+        timeline = self._servers.pop(name, None)
+        if timeline is not None and timeline.root_gone_at is not None:
+            self._forgotten.pop(name, None)
+            self._forgotten[name] = timeline.start_timestamp
+            while len(self._forgotten) > _MOST_FORGOTTEN:
+                del self._forgotten[next(iter(self._forgotten))]
 
     def see(self, servers: Iterable[Server], at: float) -> None:
         """Discovery's present picture of the servers."""
         for server in servers:
             timeline = self._begin(server.name, server.started_at, at)
-            timeline.server = server
+            if timeline is not None:
+                timeline.server = server
 
-    def _begin(self, name: str, started_at: float | None, at: float) -> ServerTimeline:
-        """The timeline of the present start; a start time that differs is a new start."""
+    def _begin(self, name: str, started_at: float, at: float) -> ServerTimeline | None:
+        """The timeline of the present start; a start time that differs is a new start.  None = over and gone."""
         current = self._servers.get(name)
-        known = current.start_timestamp if current else None
+        if current is None and _same_start(self._forgotten.get(name), started_at):
+            return None
         if current is None or (
-            started_at is not None and known is not None and abs(known - started_at) > 0.5
+            current.start_timestamp is not None and not _same_start(current.start_timestamp, started_at)
         ):
             current = self._servers[name] = ServerTimeline(name, anchor=at)
-        if started_at is not None:
-            current.start_timestamp = started_at
+        current.start_timestamp = started_at
         return current
 
-    def put(self, readings: Iterable[Reading], at: float, interval: float) -> None:
-        """Take the readings of one result.  `interval`: how often that source looks, in seconds."""
+    def put(self, readings: Iterable[Reading], at: float, interval: float, measured: float | None = None) -> None:
+        """Take the readings of one result.  `interval`: how often that source looks, in seconds.
+
+        `measured`: the same moment on a clock that counts our own pauses too (default: there was none).
+        """
+        measured = at if measured is None else measured
         threads: dict[tuple[str, str], dict[str, float | None]] = {}
         main: dict[tuple[str, str], str] = {}
         for reading in readings:
-            labels = reading.labels
-            if not reading.signal.labels or reading.signal.labels[0] != "server":
+            labels, name = reading.labels, reading.signal.name
+            if reading.signal.labels[:1] != ("server",) or reading.signal.kind == "info":
                 continue
-            if reading.signal.name == signals.THREADS.name:
+            if name == signals.THREADS.name:
                 threads.setdefault((labels[0], labels[1]), {})[labels[2]] = reading.value
-            elif reading.signal.name == signals.MAIN_THREAD.name:
+            elif name == signals.MAIN_THREAD.name:
                 main[labels[0], labels[1]] = labels[2]
             else:
-                self._put_one(reading, at, interval)
+                self._put_one(reading, at, interval, measured)
         for (server, rank), counts in threads.items():
             if (timeline := self._servers.get(server)) is not None:
-                known = {wait: int(value) for wait, value in counts.items() if value is not None}
-                readable = not known.get("unreadable")
+                window = self._thresholds_of(server).window
                 waits = timeline.waits.setdefault(rank, Waits())
-                waits.put(known if readable else None, main.get((server, rank)), at, self._window(server))
+                known = _readable_counts(counts)
+                usual_main = None if known is None else main.get((server, rank))
+                waits.put(known, usual_main, at, window, interval, measured)
 
-    def _window(self, server: str) -> float:
-        return self._windows.get(server, self._default_window)
-
-    def _put_one(self, reading: Reading, at: float, interval: float) -> None:
+    def _put_one(self, reading: Reading, at: float, interval: float, measured: float) -> None:
         signal, labels, value = reading.signal, reading.labels, reading.value
-        if signal is signals.SERVER_START and value is not None:
+        if signal.name == signals.SERVER_START.name and value is not None:
             self._begin(labels[0], value, at)
         timeline = self._servers.get(labels[0])
         if timeline is None:
             return
         track = timeline.tracks.setdefault((signal.name, labels), Track())
-        before = track.value
-        track.put(value, reading.reason, at, interval)
+        before = track.known
+        track.put(value, reading.reason, at, interval, measured)
         if value is None:
             return
-        kind = labels[2] if len(labels) > 2 else ""
-        floor = _FLOORS.get((signal.name, kind))
+        if signal.kind == "counter" and before is not None and value < before:
+            track.begins_anew(at)
+        floor = _FLOORS.get((signal.name, labels[2] if len(labels) > 2 else ""))
         if floor is not None:
             self._gather(timeline, track, floor, labels, value, at)
-        elif signal is signals.CPU_SECONDS:
-            if labels[1] != FRONTEND and track.rate is not None and track.rate > BUSY_CORES:
-                timeline.moves["cpu"] = at
-        elif signal is signals.CHILD_CPU:
-            if track.rate is not None and track.rate >= BUSY_CORES:
-                timeline.moved("children", at)
-        elif signal is signals.CHILD_PROCESSES:
-            if labels[1] == "compiler" and before is not None and before != value:
-                timeline.moved("children", at)
-        elif signal is signals.RANK_ALIVE:
-            self._note_death(timeline, labels[1], value, at)
-        elif signal is signals.SERVER_ALIVE:
-            timeline.root_gone_at = None if value else timeline.root_gone_at or at
+        elif (note := _NOTES.get(signal.name)) is not None:
+            note(timeline, track, labels, before, value, at)
+        if signal.name == signals.CHILD_CPU.name:
+            _note_children_cpu(timeline, at, interval, measured)
 
     def _gather(
         self,
@@ -311,63 +351,145 @@ class Timeline:
         at: float,
     ) -> None:
         if floor.beyond_logs:
-            value -= timeline.log_bytes()
-        two_ways = floor.signal.name in _TWO_WAYS
-        window = self._window(timeline.name)
-        if not track.gathers(value, at, floor.amount, window, two_ways):
+            value -= timeline.logged
+        window = self._thresholds_of(timeline.name).window
+        if not track.gathers(value, at, floor.amount, window, floor.signal.name in _TWO_WAYS):
             return
         rank = labels[1] if len(labels) > 1 else None
-        if rank == FRONTEND and self.is_listening(timeline):
-            return
-        timeline.moved(floor.channel, at, rank)
+        if rank != FRONTEND or not self.is_listening(timeline):
+            timeline.moved(floor.channel, at, rank)
 
     @staticmethod
     def is_listening(timeline: ServerTimeline) -> bool:
         """Whether the start came as far as `listening`: from then on front ends work for clients."""
         if timeline.startup.phase in ("listening", "ready", "stopped"):
             return True
-        return any(
-            track.value for (name, _), track in timeline.tracks.items() if name == signals.PORT_LISTENING.name
-        )
+        return any(track.value for (name, _), track in timeline.tracks.items() if name == signals.PORT_LISTENING.name)
 
-    @staticmethod
-    def _note_death(timeline: ServerTimeline, rank: str, value: float, at: float) -> None:
-        dead = {name for _, name in timeline.deaths}
-        if not value and rank not in dead:
-            timeline.deaths.append((at, rank))
-
-    def tell(self, events: Iterable[Event], earliest: float | None = None) -> None:
-        """Fold log events in.  `earliest`: no event counts as older than this (our own pause)."""
+    def tell(self, events: Iterable[Event]) -> None:
+        """Fold log events in."""
         for event in events:
             timeline = self._servers.get(event.server)
             if timeline is None:
                 continue
-            at = event.at if earliest is None else max(event.at, earliest)
             if event.event == "novel":
-                self._novel(timeline, event, at)
+                self._novel(timeline, event)
                 continue
-            moved = timeline.startup.apply(event.event, event.rank, event.fields, at, event.dated)
+            self._note_marker(timeline, event)
+            moved = timeline.startup.apply(event.event, event.rank, event.fields, event.at, event.dated)
             if moved:
-                timeline.moved("log", at, event.rank)
-                timeline.progress_by_log[event.log] = at
-            self._note_last_marker(timeline, event.event, at)
+                timeline.moved("log", event.at, event.rank)
+                timeline.progress_by_log[event.log] = event.at
+            self._note_last_marker(timeline, event)
 
-    def _novel(self, timeline: ServerTimeline, event: Event, at: float) -> None:
+    def _novel(self, timeline: ServerTimeline, event: Event) -> None:
         """A line of a new shape is progress, but not for ever by itself."""
         if timeline.startup.ready_at is not None:
             return
         timeline.novel_in_a_row += 1
         solid = timeline.solid_move if timeline.solid_move is not None else timeline.anchor
-        if timeline.novel_in_a_row <= MOST_NOVEL_LINES and at - solid < self._suspect_after:
-            timeline.moved("log", at, event.rank, solid=False)
-            timeline.progress_by_log[event.log] = at
+        suspect_after = self._thresholds_of(timeline.name).suspect_after
+        if timeline.novel_in_a_row <= MOST_NOVEL_LINES and event.at - solid < suspect_after:
+            timeline.moved("log", event.at, event.rank, solid=False)
+            timeline.progress_by_log[event.log] = event.at
             if event.dated is not None:
                 timeline.startup.last_dated = event.dated
 
-    def _note_last_marker(self, timeline: ServerTimeline, event: str, at: float) -> None:
+    @staticmethod
+    def _note_marker(timeline: ServerTimeline, event: Event) -> None:
+        """Markers of ranks the log names; a line that names none, or speaks for all, tells no ranks apart."""
+        if timeline.startup.begins_anew(event.event):
+            timeline.markers.clear()
+            timeline.was_ready = False
+        if event.event in MARKERS and event.rank is not None and not event.fields.get(SHARED):
+            timeline.markers.setdefault(event.rank, set()).add(event.event)
+
+    def _note_last_marker(self, timeline: ServerTimeline, event: Event) -> None:
+        """A follower or an embedded engine is ready when its ranks have passed their last marker."""
         server = timeline.server
         if server is None or timeline.startup.ready_at is not None:
             return
         follows = server.role == "embedded" or server.node_rank > 0
-        if follows and event in self._ready_markers.get(server.framework, ()):
-            timeline.startup.apply("ready", None, {}, at)
+        if not follows or event.event not in self._ready_markers.get(server.framework, ()):
+            return
+        if (
+            event.rank is None
+            or event.fields.get(SHARED)
+            or all(event.event in passed for passed in timeline.markers.values())
+        ):
+            timeline.startup.apply("ready", None, {}, event.at)
+
+
+def _same_start(known: float | None, started_at: float) -> bool:
+    return known is not None and abs(known - started_at) <= _SAME_START_SECONDS
+
+
+def _readable_counts(counts: Mapping[str, float | None]) -> dict[str, int] | None:
+    """Threads by class; None when the kernel does not tell."""
+    known = {wait: int(value) for wait, value in counts.items() if value is not None}
+    return known if known and not known.get("unreadable") else None
+
+
+# --- what single readings mean beside FLOORS ---------------------------------------------------------------
+
+
+def _note_cpu(
+    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
+) -> None:
+    if labels[1] != FRONTEND and track.rate is not None and track.rate > BUSY_CORES:
+        timeline.moves["cpu"] = at
+
+
+def _note_child_processes(
+    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
+) -> None:
+    if labels[1] == "compiler" and before is not None and before != value:
+        timeline.moved("children", at)
+
+
+def _note_death(
+    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
+) -> None:
+    if not value and labels[1] not in {name for _, name in timeline.deaths}:
+        timeline.deaths.append((at, labels[1]))
+
+
+def _note_root(
+    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
+) -> None:
+    if value:
+        timeline.root_gone_at = None
+    elif timeline.root_gone_at is None:
+        timeline.root_gone_at = at
+
+
+def _note_log_bytes(
+    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
+) -> None:
+    timeline.logged += max(0.0, value - before) if before is not None else 0.0
+
+
+_NOTES: Mapping[str, Callable[[ServerTimeline, Track, tuple[str, ...], float | None, float, float], None]] = {
+    signals.CPU_SECONDS.name: _note_cpu,
+    signals.CHILD_PROCESSES.name: _note_child_processes,
+    signals.RANK_ALIVE.name: _note_death,
+    signals.SERVER_ALIVE.name: _note_root,
+    signals.LOG_BYTES.name: _note_log_bytes,
+}
+"""Signal -> (timeline, its track, labels, the last known value before, value, time)."""
+
+
+def _note_children_cpu(timeline: ServerTimeline, at: float, interval: float, measured: float) -> None:
+    """CPU of the children of all kinds together, once every kind has been read."""
+    kinds = [track for (name, _), track in timeline.tracks.items() if name == signals.CHILD_CPU.name]
+    if any(track.value is None or track.read_at != at for track in kinds):
+        return
+    total, track = sum(kind.value or 0.0 for kind in kinds), timeline.children_cpu
+    before, usual_gap = track.known, track.usual_gap
+    gap = None if track.read_at is None else at - track.read_at
+    track.put(total, None, at, interval, measured)
+    if before is None or not gap:
+        return
+    # After a gap it is not known when the CPU was used: it counts as if all came in one usual interval.
+    if (total - before) / min(gap, usual_gap) >= BUSY_CORES:
+        timeline.moved("children", at)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..config import Thresholds
 from ..model import Verdict
-from .checks import CHECKS
+from .checks import CHECKS, Finding
 from .evidence import Evidence, gather
 
 __all__ = ["CHECKS", "Evidence", "gather", "judge"]
@@ -16,15 +16,19 @@ _NAMING_STATES = ("suspect", "stalled", "failed")
 
 
 def judge(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None, now: float) -> Verdict:
-    """The verdict at `now` (monotonic seconds).  `since` stays while the state stays, and so does the name."""
+    """The verdict at `now` (monotonic seconds).  `since` stays while the state stays."""
     finding = next(found for check in CHECKS if (found := check(evidence, thresholds, previous)) is not None)
-    same = previous is not None and previous.state == finding.state
-    rank = finding.suspect_rank if finding.state in _NAMING_STATES else None
-    if same and previous is not None and previous.suspect_rank is not None:
-        rank = previous.suspect_rank
     return Verdict(
         state=finding.state,
         reason=finding.reason,
-        since=previous.since if same and previous is not None else now,
-        suspect_rank=rank,
+        since=previous.since if previous is not None and previous.state == finding.state else now,
+        suspect_rank=_named(finding, previous),
     )
+
+
+def _named(finding: Finding, previous: Verdict | None) -> str | None:
+    """The rank the others wait for.  The name sticks while the episode lasts; a failure names its own."""
+    if finding.state not in _NAMING_STATES:
+        return None
+    sticks = previous is not None and previous.state in _NAMING_STATES and finding.state != "failed"
+    return (previous.suspect_rank if previous is not None and sticks else None) or finding.suspect_rank

@@ -5,7 +5,7 @@ CHECKS is the whole of the rules of CONTRACT section 4 that exist; the first tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..config import Thresholds
@@ -13,9 +13,13 @@ from ..model import Verdict
 from .evidence import Evidence, RankEvidence
 
 ROOT_GRACE_SECONDS = 60.0
-"""How long a dead set of ranks waits for its root: an orderly end takes its time."""
+"""How long a dead set of ranks waits for its root, and within which a death confirms a fatal line."""
 
-CULPRIT_WAITS = frozenset(("stopped", "disk", "sleep", "running"))
+SHUTDOWN_LAG_SECONDS = 1.0
+"""A fatal line that is older than the shutdown line by more than this was no part of the orderly end."""
+
+CULPRIT_WAITS = (frozenset(("stopped",)), frozenset(("disk",)), frozenset(("sleep", "running")))
+"""What the awaited rank waits in while the others are in futex or poll; the surest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +47,60 @@ def stays_failed(evidence: Evidence, thresholds: Thresholds, previous: Verdict |
 
 
 def ended_orderly(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    if evidence.root_gone_age is not None and evidence.shutdown:
-        return Finding("gone")
-    return None
+    """The server said that it ends, and its first process is gone."""
+    if evidence.root_gone_age is None or not evidence.shutdown or _fatal_before_shutdown(evidence):
+        return None
+    return Finding("gone")
 
 
 def rank_dead(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """A rank or engine that was seen is gone while others live.  When all went together: wait for the root."""
     if not evidence.deaths or evidence.shutdown:
         return None
-    first_age = evidence.deaths[0][0]
-    others_live = evidence.live_ranks > 0
-    if not others_live and (evidence.root_gone_age is not None or first_age < ROOT_GRACE_SECONDS):
+    waited = max(age for age, _ in evidence.deaths)
+    if not evidence.live_ranks and (evidence.root_gone_age is not None or waited < ROOT_GRACE_SECONDS):
         return None
     return Finding("failed", "rank_dead", first_dead(evidence))
 
 
 def fatal_log(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """A fatal line, confirmed by a death or by a window in which nothing moved."""
-    if evidence.fatal_age is None or evidence.shutdown:
+    if evidence.fatal_age is None or (evidence.shutdown and not _fatal_before_shutdown(evidence)):
         return None
-    confirmed = evidence.root_gone_age is not None or any(
-        abs(age - evidence.fatal_age) <= ROOT_GRACE_SECONDS for age, _ in evidence.deaths
-    )
-    quiet = min(evidence.progress_age, evidence.fatal_age) > thresholds.window
-    if confirmed or (quiet and not evidence.ambiguous_moving):
-        return Finding("failed", "fatal_log", first_dead(evidence) or evidence.fatal_rank)
+    ends = [age for age, _ in evidence.deaths]
+    if evidence.root_gone_age is not None:
+        ends.append(evidence.root_gone_age)
+    confirmed = any(abs(age - evidence.fatal_age) <= ROOT_GRACE_SECONDS for age in ends)
+    still_since = min(evidence.progress_age, evidence.fatal_age)
+    if confirmed or (still_since >= thresholds.window and _nothing_moves(evidence, thresholds.window)):
+        rank = first_dead(evidence) if evidence.deaths else awaited_rank(evidence, thresholds)
+        return Finding("failed", "fatal_log", rank)
     return None
+
+
+def _fatal_before_shutdown(evidence: Evidence) -> bool:
+    fatal, shutdown = evidence.fatal_age, evidence.shutdown_age
+    return fatal is not None and shutdown is not None and fatal - shutdown > SHUTDOWN_LAG_SECONDS
+
+
+def _nothing_moves(evidence: Evidence, seconds: float) -> bool:
+    """Nothing moved for so long, and enough could be read all the time to say so."""
+    silent = evidence.progress_age >= seconds and not evidence.ambiguous_moving
+    return silent and can_conclude(evidence, seconds)
+
+
+def can_conclude(evidence: Evidence, seconds: float) -> bool:
+    """Sufficient evidence to conclude from `seconds` of silence (CONTRACT section 4)."""
+    if not evidence.storage_readable or evidence.watched_age < seconds:
+        return False
+    return evidence.log == "readable" or (evidence.gpu_readable and evidence.progress_age >= 2 * seconds)
 
 
 def exited(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """The first process is gone without a word: a failure before ready, an end after (we see no exit code)."""
     if evidence.root_gone_age is None:
         return None
-    if evidence.ready:
+    if evidence.ready and evidence.fatal_age is None:
         return Finding("gone")
     return Finding("failed", "exited", first_dead(evidence))
 
@@ -92,12 +116,11 @@ def is_ready(evidence: Evidence, thresholds: Thresholds, previous: Verdict | Non
 
 def stopped(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """State T on a rank or engine for one window, nothing else moving."""
-    frozen = [r for r in evidence.ranks if r.stopped_age is not None and r.stopped_age >= thresholds.window]
-    if not frozen or evidence.progress_age < thresholds.window or evidence.ambiguous_moving:
+    halted = [r for r in evidence.ranks if r.stopped_age is not None and r.stopped_age >= thresholds.window]
+    if not halted or not _nothing_moves(evidence, thresholds.window):
         return None
-    return Finding(
-        "stalled", "stopped", frozen[0].rank if len(frozen) == 1 else awaited_rank(evidence, thresholds)
-    )
+    named = halted[0].rank if len(halted) == 1 and not evidence.has_one_rank else None
+    return Finding("stalled", "stopped", named or awaited_rank(evidence, thresholds))
 
 
 def progresses(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
@@ -112,28 +135,23 @@ def quiet(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) 
 
 
 def cannot_tell(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """Too little is readable to conclude anything from silence."""
-    if not evidence.storage_readable:
-        return Finding("unknown", "unreadable")
-    if evidence.log == "readable" or evidence.gpu_readable:
+    """Too little is readable, or was watched for too short, to conclude anything from silence."""
+    if can_conclude(evidence, thresholds.stall_after):
         return None
-    return Finding("unknown", "unreadable" if evidence.log == "unreadable" else "no_evidence")
+    return Finding("unknown", "no_evidence" if evidence.storage_readable else "unreadable")
 
 
-def busy_spin(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """CPU busy, nothing else moves: at most suspect."""
-    if not evidence.ambiguous_moving:
+def busy(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """An ambiguous channel moves and nothing else: at most suspect."""
+    moving = evidence.ambiguous_moving
+    if not moving:
         return None
-    return Finding("suspect", "busy_spin", awaited_rank(evidence, thresholds))
+    return Finding("suspect", "busy_spin" if "cpu" in moving else "none", awaited_rank(evidence, thresholds))
 
 
 def waiting_remote(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """One node of several stands still: the cause may be on another.  Only a rule over the group pages."""
-    return (
-        Finding("suspect", "waiting_remote", awaited_rank(evidence, thresholds))
-        if evidence.nnodes > 1
-        else None
-    )
+    return Finding("suspect", "waiting_remote", awaited_rank(evidence, thresholds)) if evidence.nnodes > 1 else None
 
 
 def open_autotune(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
@@ -160,7 +178,7 @@ CHECKS: tuple[Check, ...] = (
     progresses,
     quiet,
     cannot_tell,
-    busy_spin,
+    busy,
     waiting_remote,
     open_autotune,
     still,
@@ -170,12 +188,13 @@ CHECKS: tuple[Check, ...] = (
 def _quiet_reason(evidence: Evidence, thresholds: Thresholds) -> str:
     if any(r.disk_age is not None and r.disk_age >= thresholds.window for r in evidence.ranks):
         return "blocked_io"
-    return "idle_wait" if evidence.threads_readable else "none"
+    asleep = evidence.threads_readable and not any("running" in (rank.waits or ()) for rank in evidence.ranks)
+    return "idle_wait" if asleep else "none"
 
 
 def first_dead(evidence: Evidence) -> str | None:
-    """The rank seen dead first; None when several went at once."""
-    if not evidence.deaths:
+    """The rank seen dead first; None when several went at once, or when there is only one."""
+    if not evidence.deaths or evidence.has_one_rank:
         return None
     oldest = max(age for age, _ in evidence.deaths)
     first = [rank for age, rank in evidence.deaths if age >= oldest - 1e-6]
@@ -187,56 +206,43 @@ def awaited_rank(evidence: Evidence, thresholds: Thresholds) -> str | None:
     ranks = [rank for rank in evidence.ranks if not rank.is_engine]
     if len(ranks) < 2:
         return None
-    for single_out in (_dead_one, _fewest_markers, _other_wait, _oldest_progress):
-        if (name := single_out(ranks, thresholds)) is not None:
+    if dead := [rank.rank for rank in ranks if rank.alive is False]:
+        return first_dead(evidence) if len(dead) > 1 else dead[0]
+    fewest = min(rank.markers for rank in ranks)
+    behind = [rank.rank for rank in ranks if rank.markers == fewest]
+    if len(behind) == 1:
+        return behind[0]
+    return _other_wait(ranks, behind) or _oldest_progress(ranks, behind, thresholds.window)
+
+
+def _other_wait(ranks: list[RankEvidence], behind: list[str]) -> str | None:
+    """The one whose main thread waits in something else than all the others; then the one with another set."""
+    mains = {r.rank: frozenset((r.main_wait,)) for r in ranks if r.main_wait is not None}
+    sets = {r.rank: r.waits for r in ranks if r.waits is not None}
+    for classes in (mains, sets):
+        name = _odd_one(classes) if len(classes) == len(ranks) else None
+        if name in behind:
             return name
     return None
 
 
-def _dead_one(ranks: list[RankEvidence], thresholds: Thresholds) -> str | None:
-    return _single([rank for rank in ranks if rank.alive is False])
-
-
-def _fewest_markers(ranks: list[RankEvidence], thresholds: Thresholds) -> str | None:
-    fewest = min(rank.markers for rank in ranks)
-    return _single([rank for rank in ranks if rank.markers == fewest])
-
-
-def _other_wait(ranks: list[RankEvidence], thresholds: Thresholds) -> str | None:
-    """The one whose main thread waits in something else than all the others; then the one with another set."""
-    for classes in (_main_waits(ranks), _all_waits(ranks)):
-        odd = _odd_one(classes)
-        if odd is not None:
-            return odd
+def _odd_one(classes: Mapping[str, frozenset[str | None]]) -> str | None:
+    """The single rank that is in a culprit's class in which none of the others is."""
+    for culprit in CULPRIT_WAITS:
+        inside = {rank: own & culprit for rank, own in classes.items() if own & culprit}
+        odd = [rank for rank, own in inside.items() if own - _shared(inside, rank)]
+        if odd:
+            return odd[0] if len(odd) == 1 else None
     return None
 
 
-def _main_waits(ranks: list[RankEvidence]) -> dict[str, frozenset[str]]:
-    return {r.rank: frozenset((r.main_wait,)) for r in ranks if r.main_wait is not None}
+def _shared(inside: Mapping[str, frozenset[str | None]], rank: str) -> frozenset[str | None]:
+    return frozenset().union(*(theirs for other, theirs in inside.items() if other != rank))
 
 
-def _all_waits(ranks: list[RankEvidence]) -> dict[str, frozenset[str]]:
-    return {r.rank: r.waits for r in ranks if r.waits is not None}
-
-
-def _odd_one(classes: dict[str, frozenset[str]]) -> str | None:
-    """The single rank in a culprit's class that none of the others is in."""
-    odd = []
-    for rank, own in classes.items():
-        others = [theirs for name, theirs in classes.items() if name != rank]
-        shared = frozenset().union(*others) if others else frozenset()
-        if others and (own & CULPRIT_WAITS) - shared:
-            odd.append(rank)
-    return odd[0] if len(odd) == 1 else None
-
-
-def _oldest_progress(ranks: list[RankEvidence], thresholds: Thresholds) -> str | None:
+def _oldest_progress(ranks: list[RankEvidence], behind: list[str], window: float) -> str | None:
     """The one whose progress is older than everybody else's by more than one window."""
     known = sorted((r.progress_age, r.rank) for r in ranks if r.progress_age is not None)
-    if len(known) < len(ranks) or known[-1][0] - known[-2][0] <= thresholds.window:
+    if len(known) < len(ranks) or known[-1][0] - known[-2][0] <= window:
         return None
-    return known[-1][1]
-
-
-def _single(ranks: list[RankEvidence]) -> str | None:
-    return ranks[0].rank if len(ranks) == 1 else None
+    return known[-1][1] if known[-1][1] in behind else None

@@ -5,12 +5,13 @@ Everything too old is None or `unreadable`: a verdict never rests on a stale num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from .. import signals
 from ..model import AMBIGUOUS_CHANNELS, CHANNELS, STRONG_CHANNELS, ChannelState, Signal
-from ..timeline import BUSY_CORES, ServerTimeline
+from ..timeline import ServerTimeline, Track
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,10 @@ class RankEvidence:
     alive: bool | None = True
     markers: int = 0  # distinct start-up markers passed
     main_wait: str | None = None  # usual class of its main thread over the window
-    waits: frozenset[str] | None = None  # classes any of its threads is in; None = unreadable
+    waits: frozenset[str] | None = None  # usual classes of all its threads over the window; None = unreadable
     progress_age: float | None = None
     stopped_age: float | None = None
     disk_age: float | None = None
-    busy: bool = False
     is_engine: bool = False
 
 
@@ -39,25 +39,22 @@ class Evidence:
     ready: bool = False
     phase: str = "spawned"
     phase_age: float = 0.0
-    progress_age: float = 0.0  # since the last strong move, or the start of the watch
+    progress_age: float = 0.0  # silence of all strong channels that was watched; see observed_progress_age
     channels: tuple[ChannelState, ...] = ()
     storage_readable: bool = True
+    watched_age: float = math.inf  # since when storage is watched on every live rank
     log: str = "readable"  # readable unreadable absent
     gpu_readable: bool = False
     unreadable_reason: str | None = None
     autotune_open: bool = False
     root_gone_age: float | None = None
-    shutdown: bool = False
+    shutdown_age: float | None = None
     deaths: tuple[tuple[float, str], ...] = ()  # (age, rank), oldest first
     live_ranks: int = 0
     fatal_age: float | None = None
-    fatal_rank: str | None = None
     ranks: tuple[RankEvidence, ...] = ()
     demand: float | None = None  # requests running and waiting; None = unknown
     threads_readable: bool = True
-
-    def channel(self, name: str) -> ChannelState | None:
-        return next((state for state in self.channels if state.channel == name), None)
 
     def moving(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(c.channel for c in self.channels if c.channel in names and c.state == "moving")
@@ -66,19 +63,22 @@ class Evidence:
     def ambiguous_moving(self) -> tuple[str, ...]:
         return self.moving(AMBIGUOUS_CHANNELS)
 
+    @property
+    def shutdown(self) -> bool:
+        """Whether the server said that it ends."""
+        return self.shutdown_age is not None
 
-def gather(
-    timeline: ServerTimeline, now: float, window: float, progress_age: float | None = None
-) -> Evidence:
+    @property
+    def has_one_rank(self) -> bool:
+        return sum(1 for rank in self.ranks if not rank.is_engine) <= 1
+
+
+def gather(timeline: ServerTimeline, now: float, window: float, progress_age: float | None = None) -> Evidence:
     """Evidence of one server at `now`.  `progress_age` replaces the observed one (`check`, dated evidence)."""
     startup, server = timeline.startup, timeline.server
     storage, reason = _storage(timeline, now)
     log = _log(timeline, now)
-    ready = (
-        startup.ready_at is not None
-        or _healthy(timeline, now, log)
-        or _worked_then_flat(timeline, now, window, log)
-    )
+    ready = timeline.was_ready or _is_ready(timeline, now, window, log)
     starts = timeline.track(signals.SERVER_STARTS, timeline.name)
     ranks = tuple(_rank(timeline, name, now, window) for name in timeline.watched_names)
     return Evidence(
@@ -91,18 +91,30 @@ def gather(
         progress_age=observed_progress_age(timeline, now) if progress_age is None else progress_age,
         channels=tuple(_channel(timeline, name, now, window, ready, log, storage) for name in CHANNELS),
         storage_readable=storage,
+        watched_age=_watched_age(timeline, now) if progress_age is None else math.inf,
         log=log,
         unreadable_reason=reason,
         autotune_open=bool(startup.open_autotunes),
-        root_gone_age=None if timeline.root_gone_at is None else now - timeline.root_gone_at,
-        shutdown=startup.shutdown_at is not None,
+        root_gone_age=_age(now, timeline.root_gone_at),
+        shutdown_age=_age(now, startup.shutdown_at),
         deaths=tuple((now - at, rank) for at, rank in timeline.deaths),
         live_ranks=sum(1 for rank in ranks if rank.alive and not rank.is_engine),
-        fatal_age=None if startup.fatal_at is None else now - startup.fatal_at,
-        fatal_rank=startup.fatal_rank,
+        fatal_age=_age(now, startup.fatal_at),
         ranks=ranks,
         demand=_demand(timeline, now),
-        threads_readable=all(waits.readable for waits in timeline.waits.values()) and bool(timeline.waits),
+        threads_readable=_threads_readable(timeline, now),
+    )
+
+
+def _age(now: float, at: float | None) -> float | None:
+    return None if at is None else now - at
+
+
+def _is_ready(timeline: ServerTimeline, now: float, window: float, log: str) -> bool:
+    return (
+        timeline.startup.ready_at is not None
+        or _healthy(timeline, now, log)
+        or _worked_then_flat(timeline, now, window, log)
     )
 
 
@@ -112,9 +124,42 @@ def last_strong_move(timeline: ServerTimeline) -> float | None:
 
 
 def observed_progress_age(timeline: ServerTimeline, now: float) -> float:
-    """Seconds since the last strong move, never more than we have watched."""
+    """Seconds of silence of all strong channels, never more than we have watched.
+
+    While storage and log are read the silence ends with the last look at them: what moved since then is not
+    known yet (a collector that is late, our own pause).  While they are not, it goes on: it is `unknown` then.
+    """
     last = last_strong_move(timeline)
-    return now - max(timeline.anchor, last if last is not None else timeline.anchor)
+    begin = timeline.anchor if last is None else max(timeline.anchor, last)
+    looks = [
+        track.read_at for track in _decisive(timeline, now) if track.is_readable(now) and track.read_at is not None
+    ]
+    return max(0.0, min([now, *looks]) - begin) if looks else now - begin
+
+
+def _decisive(timeline: ServerTimeline, now: float) -> list[Track]:
+    """The tracks without which nothing is concluded from silence."""
+    storage = [
+        timeline.track(signal, timeline.name, label)
+        for label in _live_labels(timeline, now)
+        for signal in _STORAGE_SIGNALS
+    ]
+    logs = [track for (name, _), track in timeline.tracks.items() if name == signals.LOG_BYTES.name]
+    return [track for track in (*storage, *logs) if track is not None]
+
+
+def _watched_age(timeline: ServerTimeline, now: float) -> float:
+    """Seconds since which the storage of every live rank is watched; inf while there is nothing to watch."""
+    since = [
+        track.known_since
+        for label in _live_labels(timeline, now)
+        for signal in _STORAGE_SIGNALS
+        if (track := timeline.track(signal, timeline.name, label)) is not None and track.known_since is not None
+    ]
+    return now - max(since) if since else math.inf
+
+
+_STORAGE_SIGNALS = (signals.STORAGE_READ, signals.READ_BYTES)
 
 
 def _fresh(timeline: ServerTimeline, now: float, signal: Signal, *labels: str) -> bool:
@@ -140,7 +185,7 @@ def _storage(timeline: ServerTimeline, now: float) -> tuple[bool, str | None]:
     """Whether storage can be read on every live rank, and why not."""
     labels = _live_labels(timeline, now)
     for label in labels:
-        for signal in (signals.STORAGE_READ, signals.READ_BYTES):
+        for signal in _STORAGE_SIGNALS:
             if not _fresh(timeline, now, signal, label):
                 track = timeline.track(signal, timeline.name, label)
                 return False, track.reason if track else None
@@ -158,12 +203,7 @@ def _healthy(timeline: ServerTimeline, now: float, log: str) -> bool:
     """A health 200 makes ready; the list of models does so only where no log can tell better."""
     for endpoint in ("health", "models"):
         track = timeline.track(signals.HEALTH_STATUS, timeline.name, endpoint)
-        if (
-            track
-            and track.value == 200
-            and track.is_fresh(now)
-            and (endpoint == "health" or log != "readable")
-        ):
+        if track and track.value == 200 and track.is_fresh(now) and (endpoint == "health" or log != "readable"):
             return True
     return False
 
@@ -215,23 +255,26 @@ _CHANNEL_READABLE: Mapping[str, Callable[[ServerTimeline, float, bool, str, bool
 """True readable, False unreadable, None absent (does not apply)."""
 
 
+def _threads_readable(timeline: ServerTimeline, now: float) -> bool:
+    """Whether the kernel tells what the threads of every live rank wait in."""
+    waits = [timeline.waits.get(label) for label in _live_labels(timeline, now)]
+    return bool(waits) and all(each is not None and each.is_fresh(now) and each.is_readable for each in waits)
+
+
 def _rank(timeline: ServerTimeline, name: str, now: float, window: float) -> RankEvidence:
-    waits, startup = timeline.waits.get(name), timeline.startup.ranks.get(name)
-    cpu = timeline.track(signals.CPU_SECONDS, timeline.name, name)
-    fresh = waits is not None and now - waits.read_at <= window
-    classes = frozenset(w for w, n in (waits.counts or {}).items() if n) if waits and fresh else None
+    waits = timeline.waits.get(name)
+    if waits is not None and not waits.is_fresh(now):
+        waits = None
+    progress_age = rank_progress_age(timeline, name, now)
     return RankEvidence(
         rank=name,
         alive=timeline.is_alive(name),
-        markers=len(startup.markers) if startup else 0,
-        main_wait=waits.usual_main() if waits and fresh else None,
-        waits=classes if waits and waits.readable else None,
-        progress_age=rank_progress_age(timeline, name, now),
-        stopped_age=now - waits.stopped_since
-        if waits and fresh and waits.stopped_since is not None
-        else None,
-        disk_age=now - waits.disk_since if waits and fresh and waits.disk_since is not None else None,
-        busy=bool(cpu and cpu.is_fresh(now) and cpu.rate is not None and cpu.rate > BUSY_CORES),
+        markers=len(timeline.markers.get(name, ())),
+        main_wait=waits.usual_main() if waits else None,
+        waits=waits.usual_classes() if waits and waits.is_readable else None,
+        progress_age=now - timeline.anchor if progress_age is None else progress_age,
+        stopped_age=_age(now, waits.stopped_since) if waits else None,
+        disk_age=_age(now, waits.disk_since) if waits else None,
         is_engine=name.startswith("engine"),
     )
 
