@@ -10,8 +10,11 @@ import re
 from dataclasses import dataclass
 
 _CONTAINER = re.compile(
-    r"(?:cri-containerd[-:]|crio-|docker-|libpod-payload-|libpod-|nerdctl-)?(?P<id>[0-9a-f]{64})(?:\.scope)?"
+    r"(?:cri-containerd[-:]|crio-|docker-|libpod-payload-|libpod-|nerdctl-)?(?P<id>[0-9a-f]{64}|[0-9a-f]{32}-\d{6,12})(?:\.scope)?"
 )
+"""64 hex digits, or 32 and a number as the task ids of ECS."""
+_OWN_UNIT = re.compile(r"[^/]+\.service/libpod-payload-")
+"""Podman under systemd: the container runs inside the unit that stands for it."""
 _NOT_THE_WORKLOAD = re.compile(r"conmon|\.mount$|\.swap$")
 _POD = re.compile(r"(?:.*-)?pod(?P<uid>[0-9a-f]{8}[-_][0-9a-f_-]{27}|[0-9a-f]{32})(?:\.slice.*)?")
 _UNIT = re.compile(r"[^/]+\.service")
@@ -53,7 +56,7 @@ def _preference(line: str) -> int:
 
 def _parse_path(path: str) -> Placement:
     container = pod = unit = job = ""
-    for segment in reversed(path.split("/")):
+    for segment in reversed(re.split("[/:]", path)):
         if _NOT_THE_WORKLOAD.search(segment):
             continue
         container = container or _group(_CONTAINER, segment, "id")
@@ -61,7 +64,7 @@ def _parse_path(path: str) -> Placement:
         job = job or _group(_JOB, segment, "job")
         if not unit and _UNIT.fullmatch(segment) and not segment.startswith("user@"):
             unit = segment
-    if "/user.slice/" in path or container:
+    if "/user.slice/" in path or (container and not _OWN_UNIT.search(path)):
         unit = ""  # a user's own unit, or the runtime's: not a system unit of the server
     return Placement(container, pod, unit, job)
 
