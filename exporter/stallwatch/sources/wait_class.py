@@ -7,7 +7,6 @@ symbols change with the kernel: matched by prefix (PERF section 1.6).
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping
 
 # System call numbers: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h
@@ -38,6 +37,7 @@ _BY_SYMBOL = (
     ("ep_poll", "poll"),
     ("poll_schedule_timeout", "poll"),
     ("do_sys_poll", "poll"),
+    ("do_poll", "poll"),
     ("do_select", "poll"),
     ("hrtimer_nanosleep", "sleep"),
     ("do_nanosleep", "sleep"),
@@ -49,7 +49,7 @@ _BY_SYMBOL = (
 
 def class_of_syscall(machine: str | None = None) -> Mapping[bytes, str]:
     """The first word of a syscall file -> wait class; empty for an architecture we have no table for."""
-    table = _BY_MACHINE.get(machine or os.uname().machine or platform.machine(), {})
+    table = _BY_MACHINE.get(machine or os.uname().machine, {})
     return {str(number).encode(): name for name, numbers in table.items() for number in numbers}
 
 
@@ -62,6 +62,4 @@ def class_of_symbol(symbol: str) -> str | None:
 
 def class_of_state(state: str) -> str | None:
     """A process state that decides by itself: stopped, traced, zombie, disk, running; None for S and I."""
-    return {"T": "stopped", "t": "stopped", "Z": "other", "X": "other", "D": "disk", "R": "running"}.get(
-        state
-    )
+    return {"T": "stopped", "t": "stopped", "Z": "other", "X": "other", "D": "disk", "R": "running"}.get(state)
