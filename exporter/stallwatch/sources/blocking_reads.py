@@ -12,7 +12,8 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,10 @@ from ..model import ProcessId
 
 MOST_ABANDONED = 2
 """Helpers that may hang at once; a process in uninterruptible sleep does not even die of SIGKILL."""
+
+_END_SECONDS = 0.2
+_LIBRARIES = "LD_LIBRARY_PATH"
+"""The one variable a helper may need to start at all: where the interpreter's own libraries are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,29 @@ class CommandLine:
     reason: str | None = None
 
 
+def start_helper(proc: Path) -> subprocess.Popen[bytes]:
+    """A helper that reads below `proc`, with nothing of our environment."""
+    program = str(Path(__file__).with_name("blocking_child.py"))
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", program, str(proc)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        env={_LIBRARIES: os.environ[_LIBRARIES]} if _LIBRARIES in os.environ else {},
+    )
+
+
 class BlockingReads:
     """Asks the helper; starts one when needed, gives it up when it hangs."""
 
-    def __init__(self, proc: Path, deadline_seconds: float) -> None:
-        self._proc, self._deadline = proc, deadline_seconds
+    def __init__(
+        self,
+        proc: Path,
+        deadline_seconds: float,
+        start: Callable[[Path], subprocess.Popen[bytes]] | None = None,
+    ) -> None:
+        self._proc, self._deadline, self._start = proc, deadline_seconds, start or start_helper
         self._child: subprocess.Popen[bytes] | None = None
         self._abandoned: list[subprocess.Popen[bytes]] = []
         self._buffer = b""
@@ -69,22 +92,18 @@ class BlockingReads:
             self._end(child)
 
     def close(self) -> None:
+        """End every helper; only one that the kernel does not let die is left."""
         self.rest()
         for child in self._abandoned:
             child.kill()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_END_SECONDS)
 
     def _send(self, request: bytes) -> None:
         if self._child is None or self._child.poll() is not None:
-            program = str(Path(__file__).with_name("blocking_child.py"))
+            self.rest()
             self._buffer = b""
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", "-S", program, str(self._proc)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env={},
-            )
+            self._child = self._start(self._proc)
         assert self._child.stdin is not None  # noqa: S101  # both pipes were asked for
         self._child.stdin.write(request)
 
@@ -117,7 +136,7 @@ class BlockingReads:
             if pipe is not None:
                 pipe.close()
         try:
-            child.wait(0.2)
+            child.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             child.kill()
             self._abandoned.append(child)
