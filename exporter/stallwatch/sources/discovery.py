@@ -44,6 +44,8 @@ COMPILERS = frozenset(
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
 _VALUE_OPTIONS = ("-W", "-X", "--check-hash-based-pycs")
+_RUN_OPTION = re.compile(r"-[A-VYZabd-ln-z]*(?P<what>[mc])(?P<value>.*)", re.DOTALL)
+"""`-m` or `-c` behind options that take no value."""
 _COMPILE_WORKER = re.compile(r"compile_worker|torch[._]inductor")
 _SPAWNED = re.compile(r"multiprocessing(?:\.|-)(?:spawn|forkserver|fork)")
 _TRACKER = re.compile(r"resource_tracker|semaphore_tracker")
@@ -61,14 +63,20 @@ def head_words(argv: Sequence[str]) -> tuple[str, ...]:
     program = _base(words[0])
     if not _PYTHON.fullmatch(program):
         return (program, *words[1:])
-    rest = words[1:]
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
-        rest = rest[2:] if rest[0] in _VALUE_OPTIONS else rest[1:]
-    if not rest:
-        return (program,)
-    if rest[0] in ("-m", "-c", "-"):
-        return tuple(rest)
-    return (_base(rest[0]), *rest[1:])
+    return _after_options(words[1:]) or (program,)
+
+
+def _after_options(words: list[str]) -> tuple[str, ...]:
+    """What an interpreter runs: module, code or script, with its arguments.
+
+    Short options may be written together: `-um NAME`, `-mNAME`, `-Wignore`.
+    """
+    while words and words[0].startswith("-") and words[0] != "-":
+        option = words[0]
+        if not option.startswith("--") and (match := _RUN_OPTION.match(option)):
+            return ("-" + match["what"], *filter(None, [match["value"]]), *words[1:])
+        words = words[2:] if option in _VALUE_OPTIONS else words[1:]
+    return (_base(words[0]), *words[1:]) if words else ()
 
 
 def _base(path: str) -> str:
@@ -143,7 +151,7 @@ def argument_value(argument: Argument, words: Sequence[str]) -> str | None:
 
 def short_model(text: str) -> str:
     """The last two path parts, with scheme, user, query and fragment removed; at most 128 bytes."""
-    text = re.sub(r"^[a-z][a-z0-9+.-]*://(?:[^/@]*@)?", "", text, flags=re.IGNORECASE)
+    text = re.sub(r"^[a-z][a-z0-9+.-]*://(?:.*@)?", "", text, flags=re.IGNORECASE | re.DOTALL)
     text = re.split(r"[?#]", text)[0]
     return "/".join([part for part in text.split("/") if part][-2:])[:128]
 
