@@ -41,12 +41,14 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_lines": "model startup frameworks config",
     "sources.log_tail": "model",
     "sources.logs": "model signals startup config frameworks sources sources.log_lines sources.log_tail",
-    "sources.members": "model signals sources.process_table sources.procfs",
+    "sources.members": "model signals config frameworks sources.cgroups sources.discovery sources.process_table"
+    " sources.procfs",
     "sources.node": "model sources sources.procfs",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model signals config frameworks sources sources.blocking_reads sources.cgroups"
-    " sources.discovery sources.members sources.process_table sources.procfs",
+    " sources.discovery sources.members sources.process_table sources.procfs sources.readings",
     "sources.procfs": "model",
+    "sources.readings": "model signals sources.members sources.procfs",
     "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
     "sources.threads": "model signals sources sources.procfs sources.wait_class",
@@ -65,7 +67,7 @@ ALLOWED: Mapping[str, str] = {
     # On top of all.
     "log_format": "",
     "parse": "model strict_yaml startup config frameworks sources.log_lines",
-    "assembly": "model config frameworks sources sources.table daemon poller",
+    "assembly": "model config frameworks sources sources.logs sources.table daemon poller",
     "catalogue": "model signals sources.table daemon exposition",
     "check": ". assembly strict_yaml presentation",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation web.*",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .. import signals
+from ..config import ConfiguredServer
+from ..frameworks import Framework
 from ..model import Process, ProcessId, is_rank_name
+from .cgroups import Placement
+from .discovery import Facts
 from .process_table import Known
 from .procfs import Io, KeptFile, ProcFs, Stat, parse_io, parse_stat, reason_of
 
@@ -45,15 +50,22 @@ class Usage:
 
 
 class Member:
-    """A process of a server with its kept files.  `rank` changes when its title or its log names it."""
+    """A process of a server with its kept files.
 
-    def __init__(self, proc: ProcFs, known: Known, rank: str) -> None:
-        self.id, self.rank, self.user, self.ppid = known.id, rank, known.user, known.stat.ppid
-        self.comm = known.stat.comm
+    `role` is one of frameworks.ROLES; `rank` its name, which changes when its title or its log names it;
+    `name` the last such name ("" = it has none of its own).  `missing_since` is set from the first look that
+    does not find it, `unreadable` while it lives and its counters cannot be read.
+    """
+
+    def __init__(self, proc: ProcFs, known: Known, role: str, rank: str, now: float) -> None:
+        self.id, self.user, self.ppid, self.comm = known.id, known.user, known.stat.ppid, known.stat.comm
+        self.role, self.rank, self.name, self.adopted_at = role, rank, "", now
         self.missing_since: float | None = None
         self.dead = False
         self.usage: Usage | None = None
-        self._proc, self._clock = proc, -1
+        self.unreadable: str | None = None
+        self._proc = proc
+        self._clock: int | None = None
         self._stat: KeptFile | None = None
         self._io: KeptFile | None = None
         self._io_reason: str | None = None
@@ -78,23 +90,35 @@ class Member:
     def look(self, now: float) -> None:
         """Read the counters, unless the CPU clock proves that nothing ran since the last look."""
         clock = self._proc.cpu_clock(self.id.pid)
-        if clock is not None and clock == self._clock and self.usage is not None and not self.missing_since:
+        is_same = clock is not None and clock == self._clock
+        if is_same and self.usage is not None and self.missing_since is None:
             return
-        stat = self._read_stat()
-        if stat is None or stat.id != self.id or (stat.state in "ZX" and stat.threads <= 1):
-            self.missing_since = self.missing_since if self.missing_since is not None else now
-            self.dead = now - self.missing_since >= SECOND_LOOK_SECONDS
-            return
-        self.missing_since, self._clock, self.comm = None, -1 if clock is None else clock, stat.comm
-        self.usage = Usage(stat, self._read_io(), self._io_reason)
-
-    def _read_stat(self) -> Stat | None:
         try:
-            if self._stat is None:
-                self._stat = KeptFile(self._proc.path(self.id.pid, "stat"))
-            return parse_stat(self._stat.read())
-        except (OSError, ValueError, IndexError):
-            return None
+            stat = self._read_stat()
+        except OSError as error:
+            self._fail(reason_of(error), now)
+            return
+        except (ValueError, IndexError):
+            self._fail("error", now)
+            return
+        if stat.id != self.id or stat.is_over:
+            self._fail("vanished", now)
+            return
+        self.missing_since, self.unreadable, self._clock = None, None, clock
+        self.comm, self.usage = stat.comm, Usage(stat, self._read_io(), self._io_reason)
+
+    def _fail(self, reason: str, now: float) -> None:
+        """Gone is not the same as unreadable: only the first may ever mean a death."""
+        if reason != "vanished":
+            self.usage, self.unreadable = None, reason
+            return
+        self.missing_since = now if self.missing_since is None else self.missing_since
+        self.dead = now - self.missing_since >= SECOND_LOOK_SECONDS
+
+    def _read_stat(self) -> Stat:
+        if self._stat is None:
+            self._stat = KeptFile(self._proc.path(self.id.pid, "stat"))
+        return parse_stat(self._stat.read())
 
     def _read_io(self) -> Io | None:
         try:
@@ -113,50 +137,127 @@ class Member:
 
 
 @dataclass(slots=True)
-class Child:
-    """A child process of a rank or engine that is no rank itself."""
+class Account:
+    """What was counted so far of one process, in CPU seconds: its own, and that of its ended children."""
 
-    id: ProcessId
+    own: float
+    reaped: float
+    parent: int
     kind: str
-    cpu_seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Children:
-    """CPU of the children of one server by kind; ended ones stay counted, so the sums never fall."""
+    """CPU of the children of one server's ranks and engines, by kind.
 
-    live: dict[ProcessId, Child] = field(default_factory=dict)
-    ended: dict[str, float] = field(default_factory=lambda: {"compiler": 0.0, "other": 0.0})
-    reaped: float = 0.0  # CPU of ended children as their parents account for it
-    last_kind: str = "other"
+    An ended child shows in its parent's account (cutime of /proc/PID/stat) once the parent waited for it;
+    what was counted while it lived is taken off there.  So each second counts once, also those of a child that
+    came and went between two looks, and the sums never fall.
+    """
 
-    def update(self, children: Iterable[tuple[Known, str]], reaped_cpu_seconds: float) -> None:
-        """Take in the live children and what the ranks say of the ended ones.
+    seconds: dict[str, float] = field(default_factory=lambda: {"compiler": 0.0, "other": 0.0})
+    live: Counter[str] = field(default_factory=Counter)
+    _accounts: dict[ProcessId, Account] = field(default_factory=dict)
+    _owed: dict[int, float] = field(default_factory=dict)
+    _last_kind: str = "other"
 
-        A child that came and went between two looks is only in its parent's account; that rest goes to the
-        kind that ended last.
-        """
-        present = {known.id: (known, kind) for known, kind in children}
-        known_ended = 0.0
-        for process in self.live.keys() - present.keys():
-            child = self.live.pop(process)
-            self.ended[child.kind] += child.cpu_seconds
-            known_ended += child.cpu_seconds
-            self.last_kind = child.kind
-        for process, (known, kind) in present.items():
-            cpu = known.stat.cpu_seconds + known.stat.reaped_cpu_seconds
-            self.live[process] = Child(
-                process, kind, max(cpu, self.live[process].cpu_seconds if process in self.live else 0)
-            )
-        unseen = reaped_cpu_seconds - self.reaped - known_ended
-        if unseen > 0 and self.reaped:
-            self.ended[self.last_kind] += unseen
-        self.reaped = max(self.reaped, reaped_cpu_seconds)
+    def update(self, parents: Iterable[Stat], children: Sequence[tuple[Stat, str]]) -> None:
+        """Take in ranks and engines (`parents`) and their live children with kinds, parents before children."""
+        before = self._accounts
+        self._accounts = {}
+        everyone = [*((stat, "") for stat in parents), *children]
+        present = {stat.id for stat, _ in everyone}
+        fresh: dict[int, float] = {}
+        for process, account in before.items():
+            if process not in present:
+                fresh[account.parent] = fresh.get(account.parent, 0.0) + account.own + account.reaped
+                self._last_kind = account.kind or self._last_kind
+        carried, self._owed = self._owed, {}
+        for stat, kind in everyone:
+            new = fresh.get(stat.pid, 0.0)
+            self._count(stat, kind, before.get(stat.id), new + carried.get(stat.pid, 0.0), new)
+        self.live = Counter(kind for stat, kind in children if not stat.is_over)
 
-    def totals(self) -> dict[str, tuple[int, float]]:
-        """kind -> (live children, CPU seconds)."""
-        counts = {kind: [0, seconds] for kind, seconds in self.ended.items()}
-        for child in self.live.values():
-            counts[child.kind][0] += 1
-            counts[child.kind][1] += child.cpu_seconds
-        return {kind: (int(number), float(seconds)) for kind, (number, seconds) in counts.items()}
+    def _count(self, stat: Stat, kind: str, before: Account | None, debt: float, fresh: float) -> None:
+        """`debt`: counted of children that ended and not yet seen here; what of it is not `fresh` is given up."""
+        last = before or Account(0.0, 0.0 if kind else stat.reaped_cpu_seconds, 0, kind)
+        own, reaped = max(last.own, stat.cpu_seconds), max(last.reaped, stat.reaped_cpu_seconds)
+        if kind:
+            self.seconds[kind] += own - last.own
+        grown = reaped - last.reaped - debt
+        if grown > 0:
+            self.seconds[kind or self._last_kind] += grown
+        elif fresh:
+            self._owed[stat.pid] = min(-grown, fresh)
+        self._accounts[stat.id] = Account(own, reaped, stat.ppid, kind)
+
+
+@dataclass(slots=True)
+class Tracked:
+    """One start of one server.  `members` are the living ones; `dead_ranks`: rank -> when it was found dead."""
+
+    name: str
+    framework: Framework
+    role: str
+    root: ProcessId
+    facts: Facts
+    started_at: float
+    starts: int
+    placement: Placement
+    configured: ConfiguredServer | None = None
+    slurm_job: str = ""
+    members: dict[ProcessId, Member] = field(default_factory=dict)
+    children: Children = field(default_factory=Children)
+    retired: dict[tuple[str, int], float] = field(default_factory=dict)
+    dead_ranks: dict[str, float] = field(default_factory=dict)
+    titles_read: float = float("-inf")
+    root_gone: bool = False
+    ended_at: float | None = None
+
+    @property
+    def expected(self) -> int:
+        """This node's share of the ranks."""
+        facts = self.facts
+        world = facts.tensor_parallel * facts.pipeline_parallel * facts.data_parallel
+        return max(1, world // facts.nnodes)
+
+    @property
+    def holder(self) -> Member | None:
+        """Whose standard streams are the server's: the first process, else any that lives."""
+        living = [member for member in self.members.values() if member.missing_since is None]
+        root = self.members.get(self.root)
+        return root if root in living else next(iter(living), None)
+
+    def rename(self, member: Member, rank: str) -> None:
+        """Give a member another name; what it counted so far stays with the old one, whose sums never fall."""
+        if member.rank != rank:
+            self.retire(member)
+            member.rank = rank
+
+    def retire(self, member: Member) -> None:
+        """Keep what a process counted under the label that it leaves."""
+        if member.usage is None:
+            return
+        label = member.label
+        for index, value in enumerate(member.usage.counters()):
+            if value is not None:
+                self.retired[label, index] = self.retired.get((label, index), 0.0) + value
+
+    def bury(self, member: Member, now: float) -> None:
+        """The member is dead."""
+        self.retire(member)
+        if member.is_watched:
+            self.dead_ranks[member.rank] = now
+        self.root_gone = self.root_gone or member.id == self.root
+        self.drop(member)
+
+    def drop(self, member: Member) -> None:
+        """The process lives or not, it is no member any more."""
+        member.close()
+        del self.members[member.id]
+
+    def is_dead(self, rank: str) -> bool:
+        """A rank that died, and that no younger process has taken the place of."""
+        died = self.dead_ranks.get(rank)
+        heirs = (member.adopted_at for member in self.members.values() if member.rank == rank)
+        return died is not None and not any(adopted > died for adopted in heirs)

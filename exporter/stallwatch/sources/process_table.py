@@ -17,8 +17,8 @@ from .procfs import KERNEL_THREAD, ProcFs, Stat
 YOUNG_SECONDS = 30.0
 FULL_LOOK_SECONDS = 30.0
 RETRY_SECONDS = 60.0
-MOST_COMMANDS = 256
-"""Command lines read in one look; the rest waits for the next."""
+MOST_COMMANDS = 2048
+"""Command lines read in one look (each costs about 0.1 ms); the rest waits for the next."""
 
 
 @dataclass(slots=True)
@@ -29,8 +29,20 @@ class Known:
     first_seen: float
     user: int
     command: Command | None = None
-    command_comm: str = ""
     command_read: float = 0.0
+    _read_as: tuple[str, int] = ("", 0)  # comm and stack when the command line was read
+
+    @property
+    def is_changed(self) -> bool:
+        """Another name, or another program, since the command line was read."""
+        return self._read_as != (self.stat.comm, self.stat.start_stack)
+
+    def take(self, command: Command, now: float) -> None:
+        """Remember what its command line says; a failed second reading does not undo the first."""
+        known = self.command is not None and self.command.reason is None
+        if command.reason is None or not known:
+            self.command = command
+        self.command_read, self._read_as = now, (self.stat.comm, self.stat.start_stack)
 
     @property
     def id(self) -> ProcessId:
@@ -74,7 +86,8 @@ class ProcessTable:
             known = self._known.get(pid)
             if known is None or now - known.first_seen > YOUNG_SECONDS:
                 self._young.discard(pid)
-            self._refresh(pid, now)
+            if known is not None:
+                self._refresh(pid, now)
 
     def refresh(self, process: ProcessId, now: float) -> None:
         """Read stat of one process again (members of servers: titles change late)."""
@@ -85,7 +98,8 @@ class ProcessTable:
         pids = set(self._proc.pids())
         for pid in self._known.keys() - pids:
             del self._known[pid]
-        self._kernel_threads &= pids
+        if full:
+            self._kernel_threads.clear()  # a worker thread of the kernel may have left its PID to a process
         for pid in pids - self._known.keys() - self._kernel_threads:
             self._refresh(pid, now)
         if full:
@@ -119,15 +133,15 @@ class ProcessTable:
                 self.read_command(known, now)
 
     def _is_due(self, known: Known, now: float) -> bool:
-        if known.command is None or known.command_comm != known.stat.comm:
+        if known.command is None or known.is_changed:
             return True
-        return known.command.reason == "timeout" and now - known.command_read >= RETRY_SECONDS
+        again = known.command.reason in ("timeout", "error")
+        return again and now - known.command_read >= RETRY_SECONDS
 
     def read_command(self, known: Known, now: float) -> None:
         """Read (again) the command line of one process; a hung one is tried again after RETRY_SECONDS."""
         line = self._read_command(known.id)
-        known.command = self._understand(line)
-        known.command_comm, known.command_read = known.stat.comm, now
+        known.take(self._understand(line), now)
         if line.reason is not None:
             self.unread[line.reason] = self.unread.get(line.reason, 0) + 1
 
@@ -137,10 +151,17 @@ class ProcessTable:
             known.command = None
 
     def ancestors(self, known: Known) -> Iterator[Known]:
-        """Parents up to init, nearest first."""
+        """Parents up to the first process, nearest first."""
         for _ in range(64):
             parent = self._known.get(known.stat.ppid)
-            if parent is None or parent is known or parent.stat.pid <= 1:
+            if parent is None or parent is known:
                 return
             yield parent
             known = parent
+
+    def children(self) -> dict[int, list[Known]]:
+        """parent PID -> the processes it started (or inherited)."""
+        below: dict[int, list[Known]] = {}
+        for known in self._known.values():
+            below.setdefault(known.stat.ppid, []).append(known)
+        return below

@@ -1,86 +1,60 @@
 """The `processes` collector: finds the servers of this node and reads what their processes do.
 
 Discovery (DESIGN section 6) decides which processes belong to which server; this module keeps the servers it
-found, notices deaths, and sums counters per rank.
+found, names their ranks and notices deaths.  What it says of them stands in `readings`.
 """
 
 from __future__ import annotations
 
-import os
+import pwd
 import re
-import stat as file_types
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from .. import signals
 from ..config import Config, ConfiguredServer
 from ..frameworks import Framework
-from ..model import LogPlace, Observation, Process, ProcessId, Reading, Scene, Server, Signal, is_rank_name
+from ..model import Observation, ProcessId, Scene, Server, Signal, is_rank_name
 from . import Host, Moment
 from .blocking_reads import BlockingReads, CommandLine
 from .cgroups import Placement, parse_cgroup
 from .discovery import COMPILERS, Command, Facts, understand
-from .members import COUNTERS, SECOND_LOOK_SECONDS, Children, Member, Usage
+from .members import SECOND_LOOK_SECONDS, Member, Tracked
 from .process_table import Known, ProcessTable
-from .procfs import CLOCK_TICKS, ProcFs, reason_of
+from .procfs import CLOCK_TICKS, ProcFs
+from .readings import VIRTUAL_MEMORY, report
 
-VIRTUAL_MEMORY = Signal(
-    "process_virtual_memory_bytes",
-    "Virtual memory of the rank's process in bytes; large for every GPU process, no sign of trouble.",
-    ("server", "rank"),
-    "rank",
+UNIDENTIFIED = Signal(
+    "unidentified_processes",
+    "Processes that may belong to a server and whose command line could not be read.",
+    (),
+    "node",
 )
 
 TITLE_SECONDS = 30.0
 """How often the titles of a starting server's processes are read again."""
 
-_SHELLS = frozenset(("sh", "bash", "dash", "zsh", "fish", "tini", "dumb-init", "systemd", "sudo", "su", "env"))
-_TITLED_ROLES = ("engine", "rank", "worker", "controller")
-_NO_LOG = "absent"
+MOST_STARTS = 1024
+"""Server names whose starts are remembered."""
 
+_PYTHONS = ("python", "pypy", "pt_main_thread")
+"""Beginnings of comm of Python processes; PyTorch 2.4 renamed the main thread of whatever imported it."""
 
-@dataclass(slots=True)
-class Tracked:
-    """One start of one server."""
+_SUPERVISORS = frozenset(
+    [
+        *("sh", "bash", "dash", "zsh", "fish", "sudo", "su", "env", "timeout", "nohup", "setsid"),
+        *("tini", "dumb-init", "docker-init", "systemd", "init", "s6-supervise", "s6-svscan", "runsv", "supervisord"),
+        *("containerd-shim", "conmon", "crun", "runc", "slurmstepd", "sshd", "login", "tmux: server", "screen"),
+    ]
+)
+"""comm of what starts programs and is never the program itself."""
 
-    name: str
-    framework: Framework
-    role: str
-    root: ProcessId
-    facts: Facts
-    started_at: float
-    starts: int
-    placement: Placement
-    configured: ConfiguredServer | None = None
-    members: dict[ProcessId, Member] = field(default_factory=dict)
-    children: Children = field(default_factory=Children)
-    retired: dict[tuple[str, int], float] = field(default_factory=dict)
-    dead_ranks: dict[str, ProcessId] = field(default_factory=dict)
-    titles_read: float = 0.0
-    ended_at: float | None = None
-    slurm_job: str = ""
+_ENGINES = ("engine", "rank", "worker", "controller")
+"""Roles by title that show an engine inside another program."""
 
-    @property
-    def expected(self) -> int:
-        facts = self.facts
-        world = facts.tensor_parallel * facts.pipeline_parallel * facts.data_parallel
-        return max(1, world // facts.nnodes)
-
-    def live_members(self) -> list[Member]:
-        return [member for member in self.members.values() if not member.dead]
-
-    def is_alive(self) -> bool:
-        root = self.members.get(self.root)
-        return root is not None and not root.dead
-
-    def retire(self, member: Member, label: str) -> None:
-        """Keep what a process counted under a label that it leaves, so that the label's sums never fall."""
-        if member.usage is None:
-            return
-        for index, value in enumerate(member.usage.counters()):
-            if value is not None:
-                self.retired[label, index] = self.retired.get((label, index), 0.0) + value
+_MAY_START_WORKERS = ("main", "engine", "controller", "worker")
 
 
 class Processes:
@@ -102,6 +76,7 @@ class Processes:
         VIRTUAL_MEMORY,
         signals.CHILD_PROCESSES,
         signals.CHILD_CPU,
+        UNIDENTIFIED,
     )
 
     def __init__(self, host: Host) -> None:
@@ -112,31 +87,31 @@ class Processes:
         self._boot = self._proc.boot_time()
         self._reads = BlockingReads(host.proc, host.read_deadline_seconds)
         self._table = ProcessTable(self._proc, self._reads.command_line, self._understand)
+        self._children: dict[int, list[Known]] = {}
         self._tracked: dict[str, Tracked] = {}
         self._starts: dict[str, int] = {}
-        self._numbers: dict[str, int] = {}
+        self._left: set[ProcessId] = set()  # still alive after their server started anew
+        self._dropped: set[ProcessId] = set()
         self.again_seconds: float | None = None
-        self.dropped_servers = 0
+        self.dropped_servers = 0  # servers that found no room, so far
 
     def configure(self, config: Config) -> None:
         """Take a new configuration at the next read."""
         self._pending = config
 
     def _apply(self, config: Config) -> None:
-        self._config = config
-        wanted = config.discovery.frameworks
-        self._frameworks = tuple(f for f in self._host.frameworks if not wanted or f.name in wanted)
+        self._config, self._pending = config, None
         self._users = _user_ids(config.discovery.users)
-        prefixes = ["python", "pypy", *(comm for f in self._frameworks for comm in f.comms)]
+        wanted = config.discovery.frameworks
+        self._wanted = frozenset(f.name for f in self._host.frameworks if not wanted or f.name in wanted)
+        prefixes = [*_PYTHONS, *(comm for framework in self._host.frameworks for comm in framework.comms)]
         self._candidate = re.compile("|".join(map(re.escape, prefixes)))
         self._reads_all = any(server.match.command for server in config.servers)
-        self._pending = None
 
     def close(self) -> None:
         self._reads.close()
         for tracked in self._tracked.values():
-            for member in tracked.members.values():
-                member.close()
+            _close(tracked)
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         """Look at every process once; yield the servers and what their processes did.
@@ -149,20 +124,22 @@ class Processes:
             self._table.forget_commands()
         self._table.look(now.monotonic)
         self._table.read_commands(self._is_candidate, now.monotonic)
-        self._find_servers(now)
+        self._children = self._table.children()
+        self._find_servers(now.monotonic)
         for tracked in self._tracked.values():
             if tracked.ended_at is None:
-                self._follow(tracked, scene, now)
+                self._follow(tracked, scene, now.monotonic)
         self._reads.rest()
         self._forget(now.monotonic)
         for tracked in self._tracked.values():
-            yield from self._report(tracked)
+            yield from report(self._proc, tracked)
         yield from self._report_absent()
+        yield from self._report_unidentified()
 
     # --- finding servers ---------------------------------------------------------------------------------
 
     def _understand(self, line: CommandLine) -> Command:
-        command = understand(self._frameworks, line.argv, line.environ, line.reason)
+        command = understand(self._host.frameworks, line.argv, line.environ, line.reason)
         joined = " ".join(line.argv)
         configured = next(
             (s.name for s in self._config.servers if s.match.command and s.match.command.search(joined)), ""
@@ -171,81 +148,86 @@ class Processes:
         return replace(command, configured=configured, excluded=excluded)
 
     def _is_candidate(self, known: Known) -> bool:
-        if self._users and known.user not in self._users and not self._reads_all:
-            return False
-        return self._reads_all or self._candidate.match(known.stat.comm) is not None
+        if self._reads_all:
+            return True
+        of_user = not self._users or known.user in self._users
+        return of_user and self._candidate.match(known.stat.comm) is not None
 
-    def _find_servers(self, now: Moment) -> None:
-        taken = {process for tracked in self._tracked.values() for process in tracked.members}
+    def _find_servers(self, now: float) -> None:
+        taken = {process for tracked in self._tracked.values() for process in tracked.members} | self._left
         for configured in self._config.servers:
             self._find_configured(configured, taken, now)
         if not self._config.discovery.enabled:
             return
-        for known in sorted(self._table, key=lambda known: (known.stat.start_ticks, known.stat.pid)):
-            if known.id not in taken and self._may_discover(known):
+        found = (known for known in self._table if self._may_discover(known))
+        for known in sorted(found, key=_by_start):
+            if known.id not in taken:
                 self._find_discovered(known, taken, now)
 
     def _may_discover(self, known: Known) -> bool:
         command = known.command
-        if command is None or command.excluded or (self._users and known.user not in self._users):
+        if command is None or known.stat.is_over or (self._users and known.user not in self._users):
             return False
-        return bool(command.framework or command.role in _TITLED_ROLES)
+        shows_engine = command.titled_by in self._wanted and command.role in _ENGINES
+        return command.framework in self._wanted or shows_engine
 
-    def _find_discovered(self, known: Known, taken: set[ProcessId], now: Moment) -> None:
+    def _find_discovered(self, known: Known, taken: set[ProcessId], now: float) -> None:
         chain = [known, *self._table.ancestors(known)]
-        if any(other.id in taken for other in chain):
+        if any(other.id in taken or (other.command and other.command.excluded) for other in chain):
             return
-        entries = [other for other in chain if other.command and other.command.framework]
-        if entries:
-            root = entries[-1]
-            assert root.command is not None  # noqa: S101  # chosen for having one
-            self._track(root, root.command.framework, "server", taken, now)
-            return
-        top = [other for other in chain if other.command and other.command.role in _TITLED_ROLES][-1]
+        for root in reversed(chain):
+            if root.command is not None and root.command.framework in self._wanted:
+                self._track(root, root.command.framework, "server", taken, now)
+                return
+        top, command = [(other, other.command) for other in chain if other.command and other.command.role in _ENGINES][
+            -1
+        ]
         parent = self._table.get(top.stat.ppid)
-        is_script = parent is not None and parent.stat.pid > 1 and parent.stat.comm not in _SHELLS
-        root = parent if parent is not None and is_script else top
-        assert top.command is not None  # noqa: S101  # chosen for having one
-        self._track(root, top.command.titled_by, "embedded", taken, now)
+        if parent is None or parent.stat.comm in _SUPERVISORS:
+            return  # an engine whose program is gone: nobody's server
+        if parent.stat.pid > 1 or self._candidate.match(parent.stat.comm):
+            self._track(parent, command.titled_by, "embedded", taken, now)
 
-    def _find_configured(self, configured: ConfiguredServer, taken: set[ProcessId], now: Moment) -> None:
+    def _find_configured(self, configured: ConfiguredServer, taken: set[ProcessId], now: float) -> None:
         current = self._tracked.get(configured.name)
-        if current is not None and current.ended_at is None and current.is_alive():
+        if current is not None and current.ended_at is None and not current.root_gone:
             return
-        for known in sorted(self._table, key=lambda known: known.stat.start_ticks):
-            if known.id not in taken and self._matches(configured, known):
-                framework = configured.framework or (known.command.framework if known.command else "") or "generic"
-                self._track(known, framework, configured.role, taken, now, configured)
+        for known in sorted(self._table, key=_by_start):
+            if known.id not in taken and not known.stat.is_over and self._matches(configured, known):
+                if known.command is None:
+                    self._table.read_command(known, now)
+                found = known.command.framework if known.command else ""
+                self._track(known, configured.framework or found or "generic", configured.role, taken, now, configured)
                 return
 
     def _matches(self, configured: ConfiguredServer, known: Known) -> bool:
         match, command = configured.match, known.command
         if match.command is not None:
-            parent = self._table.get(known.stat.ppid)
-            inherited = (
-                parent is not None
-                and parent.command is not None
-                and (parent.command.configured == configured.name and parent.stat.comm not in _SHELLS)
-            )
-            shell = known.stat.comm in _SHELLS
-            return command is not None and command.configured == configured.name and not inherited and not shell
+            return self._matches_command(configured.name, known)
         if match.pid_file is not None:
             return known.stat.pid == _pid_in_file(self._host.root / match.pid_file.lstrip("/"))
         if match.port is not None:
             return command is not None and command.facts is not None and self._port(command) == match.port
         placement = parse_cgroup(self._proc.cgroup(known.stat.pid))
         if match.unit is not None:
-            return placement.unit == match.unit
+            return placement.unit == match.unit or placement.unit == f"{match.unit}.service"
         return bool(placement.container_id) and placement.container_id.startswith(match.container or "-")
 
+    def _matches_command(self, name: str, known: Known) -> bool:
+        """The first process whose own command fits: not a shell that holds it, not a child that inherited it."""
+        if known.command is None or known.command.configured != name or known.stat.comm in _SUPERVISORS:
+            return False
+        parent = self._table.get(known.stat.ppid)
+        inherited = parent is not None and parent.command is not None and parent.command.configured == name
+        return not inherited or (parent is not None and parent.stat.comm in _SUPERVISORS)
+
     def _port(self, command: Command) -> int | None:
-        if command.facts is None:
-            return None
         framework = self._framework(command.framework)
-        return command.facts.port or (framework.default_port if framework else None)
+        port = command.facts.port if command.facts else None
+        return port or (framework.default_port if framework else None)
 
     def _framework(self, name: str) -> Framework | None:
-        return next((f for f in self._host.frameworks if f.name == name), None)
+        return next((framework for framework in self._host.frameworks if framework.name == name), None)
 
     def _track(
         self,
@@ -253,22 +235,16 @@ class Processes:
         framework_name: str,
         role: str,
         taken: set[ProcessId],
-        now: Moment,
+        now: float,
         configured: ConfiguredServer | None = None,
     ) -> None:
         framework = self._framework(framework_name)
-        if framework is None:
-            return
-        alive = sum(1 for tracked in self._tracked.values() if tracked.ended_at is None)
-        if alive >= self._config.limits.servers:
-            self.dropped_servers += 1
+        if framework is None or not self._has_room(root.id):
             return
         command = root.command or Command()
         facts = _with_configuration(command.facts or Facts(), configured)
         placement = parse_cgroup(self._proc.cgroup(root.stat.pid))
-        name = configured.name if configured else self._name(framework, role, facts, placement, root.id)
-        self._close(self._tracked.pop(name, None))
-        self._starts[name] = self._starts.get(name, 0) + 1
+        name = configured.name if configured else self._name(framework, role, facts, placement)
         tracked = Tracked(
             name=name,
             framework=framework,
@@ -276,285 +252,233 @@ class Processes:
             root=root.id,
             facts=facts,
             started_at=self._boot + root.id.start_ticks / CLOCK_TICKS,
-            starts=self._starts[name],
+            starts=self._count_start(name),
             placement=placement,
             configured=configured,
             slurm_job=placement.slurm_job or command.slurm_job,
         )
-        tracked.members[root.id] = Member(self._proc, root, "main")
+        if (before := self._tracked.pop(name, None)) is not None:
+            self._left.update(before.members)
+            _close(before)
+        tracked.members[root.id] = Member(self._proc, root, "main", "main", now)
         self._tracked[name] = tracked
-        self._adopt(tracked, now.monotonic)
+        self._adopt(tracked, now)
         taken.update(tracked.members)
 
-    def _name(self, framework: Framework, role: str, facts: Facts, placement: Placement, root: ProcessId) -> str:
-        """`<framework>-<port>`, or a number in order of start; `@` and the place it runs in (CONTRACT section 3)."""
+    def _has_room(self, root: ProcessId) -> bool:
+        alive = sum(1 for tracked in self._tracked.values() if tracked.ended_at is None)
+        if alive < self._config.limits.servers:
+            return True
+        self.dropped_servers += root not in self._dropped
+        self._dropped.add(root)
+        return False
+
+    def _count_start(self, name: str) -> int:
+        """Starts of the name; the least recent names are forgotten, long after their servers."""
+        starts = self._starts.pop(name, 0) + 1
+        self._starts[name] = starts
+        while len(self._starts) > MOST_STARTS:
+            del self._starts[next(iter(self._starts))]
+        return starts
+
+    def _name(self, framework: Framework, role: str, facts: Facts, placement: Placement) -> str:
+        """`<framework>-<port>`, or the first free number; `@` and the place it runs in (CONTRACT section 3)."""
         port = facts.port or (framework.default_port if role == "server" else None)
-        if port:
-            stem = f"{framework.name}-{port}"
-        else:
-            self._numbers[framework.name] = self._numbers.get(framework.name, 0) + 1
-            stem = f"{framework.name}-{self._numbers[framework.name]}"
+        stem = f"{framework.name}-{port}" if port else framework.name
         place = placement.container_id[:12] or placement.unit
-        suffix, attempt = f"@{place}" if place else "", 1
-        name = stem + suffix
-        while (other := self._tracked.get(name)) is not None and other.ended_at is None and other.is_alive():
-            attempt += 1
-            name = f"{stem}-{attempt}{suffix}"
-        return name
+        suffix, number = f"@{place}" if place else "", 1
+        while True:
+            name = stem + suffix if port and number == 1 else f"{stem}-{number}{suffix}"
+            other = self._tracked.get(name)
+            if other is None or other.ended_at is not None or other.root_gone:
+                return name
+            number += 1
 
     # --- following a server -------------------------------------------------------------------------------
 
-    def _follow(self, tracked: Tracked, scene: Scene, now: Moment) -> None:
-        """Refresh the members, adopt new ones, name the ranks, notice deaths."""
-        self._read_titles(tracked, scene, now.monotonic)
-        for member in tracked.live_members():
-            self._table.refresh(member.id, now.monotonic)
-        self._adopt(tracked, now.monotonic)
+    def _follow(self, tracked: Tracked, scene: Scene, now: float) -> None:
+        """Refresh the members, adopt new ones, name the ranks, notice deaths, count the children."""
+        for process in tuple(tracked.members):
+            self._table.refresh(process, now)
+        self._read_titles(tracked, scene, now)
+        self._dismiss(tracked)
+        children = self._adopt(tracked, now)
         self._name_ranks(tracked, scene)
-        for member in tracked.live_members():
-            member.look(now.monotonic)
-            if member.missing_since is not None and not member.dead:
-                self.again_seconds = SECOND_LOOK_SECONDS
+        for member in tuple(tracked.members.values()):
+            member.look(now)
             if member.dead:
-                self._bury(tracked, member)
-        if not tracked.live_members():
-            tracked.ended_at = now.monotonic
+                tracked.bury(member, now)
+            elif member.missing_since is not None:
+                self.again_seconds = SECOND_LOOK_SECONDS
+        self._count_children(tracked, children, now)
+        if not tracked.members:
+            tracked.ended_at = now
 
     def _read_titles(self, tracked: Tracked, scene: Scene, now: float) -> None:
         """While a server starts its processes are still being named."""
-        starting = tracked.name not in scene.ready and now - tracked.titles_read >= TITLE_SECONDS
-        if starting:
+        is_due = tracked.name not in scene.ready and now - tracked.titles_read >= TITLE_SECONDS
+        if is_due:
             tracked.titles_read = now
-        for member in tracked.live_members():
-            known = self._table.find(member.id)
-            if known is None or member.id == tracked.root:
+        for process in tracked.members:
+            known = self._table.find(process)
+            if known is None or process == tracked.root:
                 continue
-            if starting or known.command is None or known.command_comm != known.stat.comm:
+            if known.command is None or known.is_changed or (is_due and now > known.command_read):
                 self._table.read_command(known, now)
 
-    def _adopt(self, tracked: Tracked, now: float) -> None:
-        """Take in descendants: members by title or as spawned workers, the rest as children of ranks."""
-        children_of: dict[int, list[Known]] = {}
-        for known in self._table:
-            children_of.setdefault(known.stat.ppid, []).append(known)
-        others: list[tuple[Known, str]] = []
-        queue = [(member.id.pid, member.rank, False) for member in tracked.live_members()]
+    def _dismiss(self, tracked: Tracked) -> None:
+        """Let go of workers without a title that became something else: a tool, a compiler."""
+        roles = {member.id.pid: member.role for member in tracked.members.values()}
+        for member in tuple(tracked.members.values()):
+            known = self._table.find(member.id)
+            if member.role != "worker" or member.name or known is None or known.command is None:
+                continue
+            above = roles.get(known.stat.ppid)
+            if known.command.reason is None and above is not None and not self._role(known, above):
+                tracked.retire(member)
+                tracked.drop(member)
+
+    def _adopt(self, tracked: Tracked, now: float) -> list[tuple[ProcessId, str]]:
+        """Take in descendants as members, by title or as spawned workers; return the ranks' other children.
+
+        In order of descent: a parent stands before its children.
+        """
+        others: list[tuple[ProcessId, str]] = []
+        queue = deque((member.id.pid, member.role, False) for member in tracked.members.values())
         seen = {pid for pid, _, _ in queue}
         while queue:
-            pid, rank, below_rank = queue.pop()
-            for known in children_of.get(pid, ()):
+            pid, above, is_below_rank = queue.popleft()
+            for known in self._children.get(pid, ()):
                 if known.stat.pid in seen:
                     continue
                 seen.add(known.stat.pid)
                 if known.command is None and self._candidate.match(known.stat.comm):
                     self._table.read_command(known, now)
-                role = "" if below_rank else self._role(tracked, known, rank)
+                role = "" if is_below_rank or known.stat.is_over else self._role(known, above)
                 if role and len(tracked.members) < self._config.limits.ranks * 2:
-                    tracked.members[known.id] = Member(self._proc, known, role)
+                    tracked.members[known.id] = Member(self._proc, known, role, _rank_of(known, role), now)
                     queue.append((known.stat.pid, role, False))
                     continue
-                counts = below_rank or is_rank_name(rank) or rank.startswith("engine")
+                counts = is_below_rank or above in ("rank", "engine")
                 if counts and not (known.command and known.command.kind == "tracker"):
-                    others.append((known, self._child_kind(known)))
-                queue.append((known.stat.pid, rank, counts))
-        for known, _ in others:
-            self._table.refresh(known.id, now)
-        reaped = sum(
-            member.usage.stat.reaped_cpu_seconds
-            for member in tracked.live_members()
-            if member.usage is not None and member.is_watched
-        )
-        tracked.children.update(others, reaped)
+                    others.append((known.id, _child_kind(known)))
+                queue.append((known.stat.pid, above, counts))
+        return others
 
-    def _child_kind(self, known: Known) -> str:
-        compiles = known.stat.comm in COMPILERS or (known.command is not None and known.command.kind == "compiler")
-        return "compiler" if compiles else "other"
+    def _role(self, known: Known, above: str) -> str:
+        """The role of a descendant of a member of role `above`; "" when it is none (a tool, a compiler).
 
-    def _role(self, tracked: Tracked, known: Known, parent: str) -> str:
-        """The role of a descendant; '' when it is no member (a tool, a compiler, a helper)."""
+        A child that still shows its parent's command was forked by it and is about to become something: below
+        a rank a tool it runs, else perhaps a worker, but never what its title says.
+        """
         command = known.command
-        if command is None or command.kind in ("tracker", "compiler"):
+        if command is None or above == "rank" or command.kind in ("tracker", "compiler"):
             return ""
-        if command.role:
-            return command.rank or command.role
-        if parent not in ("main", "engine", "controller", "worker") and not parent.startswith("engine"):
-            return ""
+        is_copy = self._is_copy(known)
+        if command.role and not is_copy:
+            return command.role
+        return "worker" if above in _MAY_START_WORKERS and (is_copy or command.kind == "spawned") else ""
+
+    def _is_copy(self, known: Known) -> bool:
         above = self._table.get(known.stat.ppid)
-        forked = (
-            above is not None
-            and above.command is not None
-            and (command.fingerprint == above.command.fingerprint and command.fingerprint != "")
-        )
-        return "worker" if command.kind == "spawned" or forked else ""
+        if above is None or above.command is None or known.command is None:
+            return False
+        return bool(known.command.fingerprint) and known.command.fingerprint == above.command.fingerprint
 
     def _name_ranks(self, tracked: Tracked, scene: Scene) -> None:
-        """Titles first, then what the log says, then: the only worker, or the engine without workers, is TP0."""
+        """Titles first, then what the log says; what is still unnamed may be the only one there can be."""
         by_log = {item.pid: item.rank for item in scene.rank_names if item.server == tracked.name}
-        members = tracked.live_members()
-        for member in members:
+        for member in tracked.members.values():
             known = self._table.find(member.id)
-            titled = (known.command.rank or known.command.role) if known and known.command else ""
-            if member.id != tracked.root and titled:
-                self._rename(tracked, member, titled)
-            if member.rank == "worker" and by_log:
-                self._rename(tracked, member, by_log.get(member.inner_pid, "worker"))
-        if tracked.expected != 1 or any(is_rank_name(member.rank) for member in members):
-            return
-        engines = [member for member in members if member.rank.startswith("engine")]
-        workers = [m for m in members if m.rank == "worker" and any(m.ppid == e.id.pid for e in engines)]
-        if len(workers) == 1:
-            self._rename(tracked, workers[0], "TP0")
-        elif not workers and len(engines) == 1 and tracked.role == "server":
-            self._rename(tracked, engines[0], "TP0")
+            command = known.command if known is not None else None
+            is_titled = command is not None and command.role and known is not None and not self._is_copy(known)
+            if member.id != tracked.root and command is not None and is_titled:
+                member.role, member.name = command.role, command.rank or command.role
+            if member.role == "worker" and by_log:
+                member.name = by_log.get(member.inner_pid, member.name)
+        lone = self._lone_ranks(tracked)
+        for member in tracked.members.values():
+            if member.id != tracked.root:
+                tracked.rename(member, lone.get(member.id) or member.name or "worker")
 
-    def _rename(self, tracked: Tracked, member: Member, rank: str) -> None:
-        if member.rank == rank:
-            return
-        tracked.retire(member, member.label)
-        member.rank = rank
+    def _lone_ranks(self, tracked: Tracked) -> dict[ProcessId, str]:
+        """Engines that run the model themselves, and the one worker of an engine: ranks without a rank's name."""
+        members = tracked.members.values()
+        facts = tracked.facts
+        if tracked.role != "server" or any(is_rank_name(member.name) for member in members):
+            return {}
+        engines = [member for member in members if member.role == "engine"]
+        workers = [m for m in members if m.name == "worker" and any(m.ppid == e.id.pid for e in engines)]
+        if tracked.expected == 1 and len(engines) == 1 and len(workers) <= 1:
+            return {(workers or engines)[0].id: "TP0"}
+        if facts.data_parallel > 1 and facts.tensor_parallel * facts.pipeline_parallel == 1 and not workers:
+            return {engine.id: f"DP{engine.name.removeprefix('engine') or 0}" for engine in engines}
+        return {}
 
-    def _bury(self, tracked: Tracked, member: Member) -> None:
-        tracked.retire(member, member.label)
-        if member.is_watched:
-            tracked.dead_ranks[member.rank] = member.id
-        member.close()
+    def _count_children(self, tracked: Tracked, children: list[tuple[ProcessId, str]], now: float) -> None:
+        for process, _ in children:
+            self._table.refresh(process, now)
+        found = [(self._table.find(process), kind) for process, kind in children]
+        watched = (member.usage for member in tracked.members.values() if member.role in ("rank", "engine"))
+        tracked.children.update(
+            [usage.stat for usage in watched if usage is not None],
+            [(known.stat, kind) for known, kind in found if known is not None and known.id not in tracked.members],
+        )
 
     def _forget(self, now: float) -> None:
         for name, tracked in tuple(self._tracked.items()):
             if tracked.ended_at is not None and now - tracked.ended_at > self._config.retention:
-                self._close(self._tracked.pop(name))
+                del self._tracked[name]
+        self._left = {process for process in self._left if self._table.find(process)}
+        self._dropped = {process for process in self._dropped if self._table.find(process)}
 
-    def _close(self, tracked: Tracked | None) -> None:
-        for member in tracked.members.values() if tracked else ():
-            member.close()
-
-    # --- reporting ----------------------------------------------------------------------------------------
-
-    def _report(self, tracked: Tracked) -> Iterator[Observation]:
-        name = tracked.name
-        yield signals.SERVER_ALIVE.read(float(tracked.is_alive()), name)
-        yield signals.SERVER_START.read(tracked.started_at, name)
-        yield signals.SERVER_STARTS.read(tracked.starts, name)
-        for rank in tracked.dead_ranks:
-            yield signals.RANK_ALIVE.read(0.0, name, rank)
-        if tracked.ended_at is not None:
-            return
-        yield self._server(tracked)
-        for member in tracked.live_members():
-            if member.is_watched and member.rank not in tracked.dead_ranks:
-                missing = member.missing_since is not None
-                if missing:
-                    yield signals.RANK_ALIVE.missing("vanished", name, member.rank)
-                else:
-                    yield signals.RANK_ALIVE.read(1.0, name, member.rank)
-                yield signals.RANK_INFO.read(1.0, name, member.rank, str(member.id.pid), "")
-        yield from self._usage(tracked)
-        for kind, (number, seconds) in tracked.children.totals().items():
-            yield signals.CHILD_PROCESSES.read(number, name, kind)
-            yield signals.CHILD_CPU.read(seconds, name, kind)
-
-    def _usage(self, tracked: Tracked) -> Iterator[Reading]:
-        """Sums per label.  One unreadable process makes the label's value unreadable: never a partial sum."""
-        by_label: dict[str, list[Usage]] = {}
-        for member in tracked.live_members():
-            if member.usage is not None and member.missing_since is None:
-                by_label.setdefault(member.label, []).append(member.usage)
-        for label, usages in by_label.items():
-            reasons = {usage.io_reason for usage in usages if usage.io_reason}
-            for index, (signal, kind) in enumerate(COUNTERS):
-                values = [usage.counters()[index] for usage in usages]
-                known = [value for value in values if value is not None]
-                if len(known) < len(values):
-                    yield signal.missing(min(reasons, default="error"), tracked.name, label, *kind)
-                else:
-                    total = sum(known) + tracked.retired.get((label, index), 0.0)
-                    yield signal.read(total, tracked.name, label, *kind)
-            resident = sum(usage.stat.resident_bytes for usage in usages)
-            yield signals.RESIDENT_MEMORY.read(resident, tracked.name, label)
-            yield VIRTUAL_MEMORY.read(sum(u.stat.virtual_bytes for u in usages), tracked.name, label)
-
-    def _server(self, tracked: Tracked) -> Server:
-        facts, placement, configured = tracked.facts, tracked.placement, tracked.configured
-        port = facts.port or (tracked.framework.default_port if tracked.role == "server" else None)
-        return Server(
-            name=tracked.name,
-            framework=tracked.framework.name,
-            role="embedded" if tracked.role == "embedded" else "server",
-            root=tracked.root,
-            started_at=tracked.started_at,
-            processes=tuple(
-                Process(member.id, member.rank, member.ppid, member.comm, member.user)
-                for member in tracked.live_members()
-                if member.missing_since is None
-            ),
-            logs=self._logs(tracked),
-            ports=(port,) if port and tracked.role == "server" and not facts.headless else (),
-            health=configured.health if configured else None,
-            starts=tracked.starts,
-            model=facts.model,
-            tensor_parallel=facts.tensor_parallel,
-            pipeline_parallel=facts.pipeline_parallel,
-            data_parallel=facts.data_parallel,
-            nnodes=facts.nnodes,
-            node_rank=facts.node_rank,
-            group=facts.group,
-            speculative=facts.speculative,
-            unit=placement.unit,
-            container=placement.container_id[:12],
-            slurm_job=tracked.slurm_job,
-            labels=dict(configured.labels) if configured else {},
-            metrics_enabled=facts.metrics_enabled,
-        )
-
-    def _logs(self, tracked: Tracked) -> tuple[LogPlace, ...]:
-        """The configured files, else where stdout and stderr of the first process go."""
-        configured = tracked.configured
-        if configured is not None and configured.logs:
-            return tuple(LogPlace(os.path.basename(path) or path, path) for path in configured.logs)
-        living = next((m for m in tracked.live_members() if m.missing_since is None), None)
-        root = tracked.members.get(tracked.root)
-        holder = root if root is not None and not root.dead and root.missing_since is None else living
-        if holder is None:
-            return ()
-        places: list[LogPlace] = []
-        for fd, stream in ((1, "stdout"), (2, "stderr")):
-            place = stream_place(self._proc, holder.id.pid, fd, stream)
-            same = any(p.inode == place.inode and p.device == place.device and p.path for p in places)
-            if not same or not place.path:
-                taken = any(p.name == place.name for p in places)
-                places.append(replace(place, name=stream) if taken else place)
-        return tuple(places)
+    # --- what belongs to no tracked server ----------------------------------------------------------------
 
     def _report_absent(self) -> Iterator[Observation]:
-        """Configured servers that never came: known with 0 starts."""
+        """Configured servers without a process: known, with 0 starts when they never came."""
         for configured in self._config.servers:
-            if self._starts.get(configured.name, 0) == 0:
-                yield signals.SERVER_STARTS.read(0.0, configured.name)
-                yield Server(
-                    name=configured.name,
-                    framework=configured.framework or "generic",
-                    role="embedded" if configured.role == "embedded" else "server",
-                    root=ProcessId(0, 0),
-                    started_at=0.0,
-                    processes=(),
-                    starts=0,
-                    model=configured.model,
-                    labels=dict(configured.labels),
-                )
+            if configured.name in self._tracked:
+                continue
+            yield signals.SERVER_STARTS.read(self._starts.get(configured.name, 0), configured.name)
+            yield Server(
+                name=configured.name,
+                framework=configured.framework or "generic",
+                role="embedded" if configured.role == "embedded" else "server",
+                root=ProcessId(0, 0),
+                started_at=0.0,
+                processes=(),
+                starts=0,
+                model=configured.model,
+                labels=dict(configured.labels),
+            )
+
+    def _report_unidentified(self) -> Iterator[Observation]:
+        """stallwatch_unidentified_processes 2"""
+        unknown = sum(1 for known in self._table if known.command is not None and known.command.reason is not None)
+        yield UNIDENTIFIED.read(unknown)
+        for reason, count in self._table.unread.items():
+            if reason != "vanished":  # it came and went: nothing to know
+                yield from (UNIDENTIFIED.missing(reason) for _ in range(count))
 
 
-def stream_place(proc: ProcFs, pid: int, fd: int, stream: str) -> LogPlace:
-    """Where a standard stream goes.  Only a regular file can be read; nothing else is ever opened."""
-    path = proc.path(pid, "fd", str(fd))
-    try:
-        target = os.readlink(path)
-        status = os.stat(path)
-    except OSError as error:
-        return LogPlace(stream, reason=reason_of(error))
-    if not file_types.S_ISREG(status.st_mode):
-        return LogPlace(stream, reason=_NO_LOG)
-    name = os.path.basename(target.removesuffix(" (deleted)")) or stream
-    return LogPlace(name, path, None, status.st_dev, status.st_ino)
+def _by_start(known: Known) -> tuple[int, int]:
+    return known.stat.start_ticks, known.stat.pid
+
+
+def _rank_of(known: Known, role: str) -> str:
+    command = known.command
+    titled = command.rank if command is not None and command.role == role else ""
+    return titled or role
+
+
+def _child_kind(known: Known) -> str:
+    is_tool = known.command is not None and known.command.kind == "compiler"
+    return "compiler" if is_tool or known.stat.comm in COMPILERS else "other"
+
+
+def _close(tracked: Tracked) -> None:
+    for member in tracked.members.values():
+        member.close()
 
 
 def _with_configuration(facts: Facts, configured: ConfiguredServer | None) -> Facts:
@@ -580,9 +504,7 @@ def _pid_in_file(path: object) -> int:
 
 
 def _user_ids(names: tuple[str, ...]) -> frozenset[int]:
-    """User ids of names or numbers; unknown names match nobody."""
-    import pwd
-
+    """User ids of names or numbers; an unknown name matches nobody."""
     ids = set()
     for name in names:
         try:

@@ -20,6 +20,8 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD in the flags of /proc/PID/stat (include/linux/sched.h)."""
 
+_ENDED = ("Z", "X", "x")
+
 _REASONS = {
     errno.EACCES: "permission",
     errno.EPERM: "permission",
@@ -51,10 +53,22 @@ class Stat:
     start_ticks: int
     virtual_bytes: int
     resident_bytes: int
+    start_stack: int = 0
+    """Where the stack begins; another place after each exec.  0 without the right to look."""
 
     @property
     def id(self) -> ProcessId:
         return ProcessId(self.pid, self.start_ticks)
+
+    @property
+    def has_memory(self) -> bool:
+        """False for a zombie, also one whose other threads live: what it says of its memory is nothing."""
+        return self.state not in _ENDED
+
+    @property
+    def is_over(self) -> bool:
+        """A zombie without living threads (a leader that ended before its threads is a zombie too)."""
+        return self.state in _ENDED and self.threads <= 1
 
 
 def parse_stat(content: bytes) -> Stat:
@@ -75,6 +89,7 @@ def parse_stat(content: bytes) -> Stat:
         start_ticks=int(fields[19]),
         virtual_bytes=int(fields[20]),
         resident_bytes=int(fields[21]) * PAGE_BYTES,
+        start_stack=int(fields[25]),
     )
 
 
@@ -101,7 +116,7 @@ class KeptFile:
     """A file of /proc kept open and read again by pread.
 
     The descriptor pins the process: after its end every read fails with ESRCH, and a later process with the
-    same PID is never seen.
+    same PID is never seen.  A file without content (a recorded tree) is a process that ended, too.
     """
 
     def __init__(self, path: str | Path, size: int = 1024) -> None:
@@ -109,7 +124,10 @@ class KeptFile:
         self._size = size
 
     def read(self) -> bytes:
-        return os.pread(self._fd, self._size, 0)
+        content = os.pread(self._fd, self._size, 0)
+        if not content:
+            raise ProcessLookupError(errno.ESRCH, "the process ended")
+        return content
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -148,9 +166,12 @@ class ProcFs:
         return float(match[1]) if match else 0.0
 
     def _content(self, name: str) -> bytes:
-        with open(self.root / name, "rb", buffering=0) as file:
-            parts = iter(lambda: file.read(1 << 16), b"")
-            return b"".join(parts)
+        """A file at the top of the tree; empty when there is none."""
+        try:
+            with open(self.root / name, "rb", buffering=0) as file:
+                return b"".join(iter(lambda: file.read(1 << 16), b""))
+        except OSError:
+            return b""
 
     def stat(self, pid: int) -> Stat | None:
         """None when the process is gone (or not visible)."""

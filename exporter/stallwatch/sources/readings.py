@@ -1,0 +1,167 @@
+"""What the `processes` collector says of one tracked server: its Server record and the readings of its processes."""
+
+from __future__ import annotations
+
+import os
+import stat as file_types
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from .. import signals
+from ..model import LogPlace, Observation, Process, Reading, Server, Signal
+from .members import COUNTERS, Member, Tracked
+from .procfs import ProcFs, reason_of
+
+VIRTUAL_MEMORY = Signal(
+    "process_virtual_memory_bytes",
+    "Virtual memory of the rank's process in bytes; large for every GPU process, no sign of trouble.",
+    ("server", "rank"),
+    "rank",
+)
+
+_NO_LOG = "absent"
+
+
+def report(proc: ProcFs, tracked: Tracked) -> Iterator[Observation]:
+    """Everything about one server; after its end only that it is gone."""
+    name = tracked.name
+    yield signals.SERVER_ALIVE.read(float(not tracked.root_gone), name)
+    yield signals.SERVER_START.read(tracked.started_at, name)
+    yield signals.SERVER_STARTS.read(tracked.starts, name)
+    yield from _ranks(tracked)
+    if tracked.ended_at is not None:
+        return
+    yield server_of(proc, tracked)
+    yield from _usage(tracked)
+    for kind, seconds in tracked.children.seconds.items():
+        yield signals.CHILD_PROCESSES.read(tracked.children.live[kind], name, kind)
+        yield signals.CHILD_CPU.read(seconds, name, kind)
+
+
+def _ranks(tracked: Tracked) -> Iterator[Reading]:
+    """0 for the dead, 1 for those that were seen now, unreadable for those missing on one look."""
+    watched: dict[str, list[Member]] = {}
+    for member in tracked.members.values():
+        if member.is_watched:
+            watched.setdefault(member.rank, []).append(member)
+    for rank in {**tracked.dead_ranks, **watched}:
+        members = watched.get(rank, [])
+        if tracked.is_dead(rank):
+            yield signals.RANK_ALIVE.read(0.0, tracked.name, rank)
+            continue
+        if any(member.missing_since is not None for member in members):
+            yield signals.RANK_ALIVE.missing("vanished", tracked.name, rank)
+        else:
+            yield signals.RANK_ALIVE.read(1.0, tracked.name, rank)
+        for member in members:
+            yield signals.RANK_INFO.read(1.0, tracked.name, rank, str(member.id.pid), "")
+
+
+def _usage(tracked: Tracked) -> Iterator[Reading]:
+    """Sums per label.  One unreadable process makes the label's value unreadable: never a partial sum."""
+    by_label: dict[str, list[Member]] = {}
+    for member in tracked.members.values():
+        by_label.setdefault(member.label, []).append(member)
+    for label, members in by_label.items():
+        if all(member.missing_since is not None for member in members):
+            continue
+        for index, (signal, kind) in enumerate(COUNTERS):
+            retired = tracked.retired.get((label, index), 0.0)
+            yield _sum(signal, (tracked.name, label, *kind), _counter(members, index), retired)
+        present = [member for member in members if member.missing_since is None]
+        for signal, field in ((signals.RESIDENT_MEMORY, "resident_bytes"), (VIRTUAL_MEMORY, "virtual_bytes")):
+            yield _sum(signal, (tracked.name, label), [_memory(member, field) for member in present], 0.0)
+
+
+def _sum(signal: Signal, labels: tuple[str, ...], values: Sequence[float | str], base: float) -> Reading:
+    """The sum; a value that is a word says why it could not be read."""
+    reasons = [value for value in values if isinstance(value, str)]
+    if reasons:
+        return signal.missing(min(reasons), *labels)
+    return signal.read(base + sum(value for value in values if not isinstance(value, str)), *labels)
+
+
+def _counter(members: Sequence[Member], index: int) -> list[float | str]:
+    """A member that is missing on this look keeps its last value, so that the sum does not fall before it rises."""
+    values: list[float | str] = []
+    for member in members:
+        if member.usage is None:
+            if member.missing_since is None:
+                values.append(member.unreadable or "error")
+            continue
+        value = member.usage.counters()[index]
+        values.append((member.usage.io_reason or "error") if value is None else value)
+    return values
+
+
+def _memory(member: Member, field: str) -> float | str:
+    if member.usage is None:
+        return member.unreadable or "error"
+    if not member.usage.stat.has_memory:
+        return "vanished"
+    return float(getattr(member.usage.stat, field))
+
+
+def server_of(proc: ProcFs, tracked: Tracked) -> Server:
+    facts, placement, configured = tracked.facts, tracked.placement, tracked.configured
+    port = facts.port or (tracked.framework.default_port if tracked.role == "server" else None)
+    return Server(
+        name=tracked.name,
+        framework=tracked.framework.name,
+        role="embedded" if tracked.role == "embedded" else "server",
+        root=tracked.root,
+        started_at=tracked.started_at,
+        processes=tuple(
+            Process(member.id, member.rank, member.ppid, member.comm, member.user)
+            for member in tracked.members.values()
+            if member.missing_since is None
+        ),
+        logs=_logs(proc, tracked),
+        ports=(port,) if port and tracked.role == "server" and not facts.headless else (),
+        health=configured.health if configured else None,
+        starts=tracked.starts,
+        model=facts.model,
+        tensor_parallel=facts.tensor_parallel,
+        pipeline_parallel=facts.pipeline_parallel,
+        data_parallel=facts.data_parallel,
+        nnodes=facts.nnodes,
+        node_rank=facts.node_rank,
+        group=facts.group,
+        speculative=facts.speculative,
+        unit=placement.unit,
+        container=placement.container_id[:12],
+        slurm_job=tracked.slurm_job,
+        labels=dict(configured.labels) if configured else {},
+        metrics_enabled=facts.metrics_enabled,
+    )
+
+
+def _logs(proc: ProcFs, tracked: Tracked) -> tuple[LogPlace, ...]:
+    """The configured files, else where stdout and stderr of the first process go."""
+    configured, holder = tracked.configured, tracked.holder
+    if configured is not None and configured.logs:
+        return tuple(LogPlace(os.path.basename(path) or path, path) for path in configured.logs)
+    if holder is None:
+        return ()
+    places: list[LogPlace] = []
+    for fd, stream in ((1, "stdout"), (2, "stderr")):
+        place = stream_place(proc, holder.id.pid, fd, stream)
+        same = any(p.inode == place.inode and p.device == place.device and p.path for p in places)
+        if not same or not place.path:
+            taken = any(p.name == place.name for p in places)
+            places.append(replace(place, name=stream) if taken else place)
+    return tuple(places)
+
+
+def stream_place(proc: ProcFs, pid: int, fd: int, stream: str) -> LogPlace:
+    """Where a standard stream goes.  Only a regular file can be read; nothing else is ever opened."""
+    path = proc.path(pid, "fd", str(fd))
+    try:
+        target = os.readlink(path)
+        status = os.stat(path)
+    except OSError as error:
+        return LogPlace(stream, reason=reason_of(error))
+    if not file_types.S_ISREG(status.st_mode):
+        return LogPlace(stream, reason=_NO_LOG)
+    name = os.path.basename(target.removesuffix(" (deleted)")) or stream
+    return LogPlace(name, path, None, status.st_dev, status.st_ino)
