@@ -6,132 +6,200 @@ CPU clock did not move since the last look had no thread running, so nothing cha
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import repeat
 from typing import ClassVar
 
 from .. import signals
 from ..model import WAITS, Observation, Process, ProcessId, Scene, Signal
 from . import Host, Moment
-from .procfs import ProcFs, parse_stat
+from .procfs import ProcFs, Stat, parse_stat, reason_of
 from .wait_class import class_of_state, class_of_symbol, class_of_syscall
 
 SYSCALL_BYTES = 48
 """Enough for the number; the arguments (addresses) are not looked at."""
 
-_BLOCKED_OUTSIDE = b"-1"
-"""Sleeping without a system call: a page fault, mostly."""
 _INTERRUPTED = (b"219", b"128")
 """restart_syscall: a sleep taken up again after a stop; the symbol says which."""
 
 
-class ThreadFiles:
-    """The kept files of one process.  `count` returns classes, or None when the process is gone."""
+class Room:
+    """How many descriptors may stay open in all; a process for which there is no room is read without."""
 
-    def __init__(self, proc: ProcFs, process: ProcessId, by_number: dict[bytes, str]) -> None:
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def take(self, number: int) -> bool:
+        if self._left < number:
+            return False
+        self._left -= number
+        return True
+
+    def give_back(self, number: int) -> None:
+        self._left += number
+
+
+class ThreadFiles:
+    """The kept files of one process.
+
+    After `look`: `counts` by class, or None when nothing can be said: the process is gone, or `reason` says
+    why it could not be read.
+    """
+
+    def __init__(self, proc: ProcFs, process: ProcessId, by_number: Mapping[bytes, str], room: Room) -> None:
         self.id = process
-        self._proc, self._by_number = proc, by_number
+        self._proc, self._by_number, self._room = proc, by_number, room
         self._fds: dict[int, int] = {}
-        self._file = "syscall"
-        self._clock: int | None = -1
+        self._file = "syscall" if by_number else "wchan"
+        self._clock: int | None = None
         self.counts: Counter[str] | None = None
         self.main: str | None = None
+        self.reason: str | None = None
 
     def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()
+        for thread in tuple(self._fds):
+            self._drop(thread)
+
+    def _drop(self, thread: int) -> None:
+        os.close(self._fds.pop(thread))
+        self._room.give_back(1)
 
     def look(self) -> None:
-        """Count again unless nothing ran.  After a failure `counts` is None (gone)."""
+        """Count again unless nothing ran."""
         clock = self._proc.cpu_clock(self.id.pid)
         if clock is not None and clock == self._clock and self.counts is not None:
             return
         self._clock = clock
         try:
             self._count()
-        except OSError:
+            self.reason = None
+        except OSError as error:
+            reason = reason_of(error)
+            self.reason = None if reason == "vanished" else reason
             self.counts = self.main = None
+        except (ValueError, IndexError):
+            self.reason, self.counts, self.main = "error", None, None
 
     def _count(self) -> None:
-        state = self._state(self.id.pid)
+        stat = self._stat("stat")
+        if stat.id != self.id:
+            raise ProcessLookupError(errno.ESRCH, "another process has the PID")
         contents = self._contents()
-        whole = class_of_state(state)
-        if whole == "stopped":
-            self.counts, self.main = Counter(stopped=len(contents)), "stopped"
-            return
-        classes = self._classes(contents)
-        self.counts = Counter(classes.values())
-        self.main = classes.get(self.id.pid)
+        if not contents:
+            raise ProcessLookupError(errno.ESRCH, "no thread is left")
+        if class_of_state(stat.state) == "stopped":
+            classes = dict.fromkeys(contents, "stopped")
+        elif self._file == "wchan":
+            classes = self._classes_by_symbol(contents)
+        else:
+            classes = {thread: self._class_by_number(thread, text) for thread, text in contents.items()}
+        self.counts, self.main = Counter(classes.values()), classes.get(self.id.pid)
+
+    # --- reading --------------------------------------------------------------------------------------------
 
     def _contents(self) -> dict[int, bytes]:
-        """thread -> content of its file; the set of threads is brought up to date first when it changed."""
-        folder = self._proc.path(self.id.pid, "task")
-        if os.stat(folder).st_nlink - 2 != len(self._fds):
-            self._relist(folder)
-        try:
-            return dict(
-                zip(
-                    self._fds,
-                    map(os.pread, self._fds.values(), repeat(SYSCALL_BYTES), repeat(0)),
-                    strict=True,
-                )
-            )
-        except ProcessLookupError:
-            self._relist(folder)
-        except PermissionError:
-            self._use_symbols()
-        return self._one_by_one()
+        """thread -> content of its file; the set of threads is brought up to date first when it changed.
 
-    def _one_by_one(self) -> dict[int, bytes]:
+        A thread whose file this kernel does not have, or does not let us read, has the content `0`.
+        """
+        folder = self._proc.path(self.id.pid, "task")
+        if os.stat(folder).st_nlink - 2 != len(self._fds) and not self._relist(folder):
+            return self._without_keeping(folder)
+        reads = map(os.pread, self._fds.values(), repeat(SYSCALL_BYTES), repeat(0))
+        try:
+            contents = dict(zip(self._fds, reads, strict=True))
+        except (ProcessLookupError, PermissionError):
+            contents = dict.fromkeys(self._fds, b"")
+        if all(contents.values()):
+            return contents
+        return self._one_by_one(folder)
+
+    def _one_by_one(self, folder: str) -> dict[int, bytes]:
+        """Some thread ended, or the right to look did."""
+        if not self._relist(folder):
+            return self._without_keeping(folder)
         contents = {}
         for thread, fd in tuple(self._fds.items()):
             try:
                 contents[thread] = os.pread(fd, SYSCALL_BYTES, 0)
             except ProcessLookupError:
-                os.close(self._fds.pop(thread))
+                self._drop(thread)
             except PermissionError:
+                if self._file == "syscall":
+                    return self._by_symbols(folder)
                 contents[thread] = b"0"
-        return contents
+        return {thread: text for thread, text in contents.items() if text}
 
-    def _relist(self, folder: str) -> None:
-        present = {int(name) for name in os.listdir(folder)}
-        for thread in self._fds.keys() - present:
-            os.close(self._fds.pop(thread))
-        for thread in present - self._fds.keys():
-            self._open(thread)
-
-    def _open(self, thread: int) -> None:
-        try:
-            self._fds[thread] = self._open_file(thread)
-        except PermissionError:
-            self._use_symbols()
-            self._fds.setdefault(thread, self._open_file(thread))
-        except (FileNotFoundError, ProcessLookupError):
-            return  # it ended between the listing and here
-
-    def _open_file(self, thread: int) -> int:
-        return os.open(self._thread_path(thread, self._file), os.O_RDONLY | os.O_CLOEXEC)
+    def _by_symbols(self, folder: str) -> dict[int, bytes]:
+        self._use_symbols()
+        return self._one_by_one(folder)
 
     def _use_symbols(self) -> None:
-        """No right to read syscall: keep wchan files instead."""
-        if self._file == "wchan":
-            return
-        self._file = "wchan"
-        threads = tuple(self._fds)
+        """No right to read syscall, or a kernel without it: wchan from now on."""
         self.close()
-        for thread in threads:
-            self._open(thread)
+        self._file = "wchan"
 
-    def _thread_path(self, thread: int, name: str) -> str:
-        return self._proc.path(self.id.pid, "task", str(thread), name)
+    def _relist(self, folder: str) -> bool:
+        """Open what came, close what went; False when nothing can be kept open."""
+        present = {int(name) for name in os.listdir(folder)}
+        for thread in self._fds.keys() - present:
+            self._drop(thread)
+        new = present - self._fds.keys()
+        if not self._room.take(len(new)):
+            self.close()
+            return False
+        opened = {thread: fd for thread in new if (fd := self._open(thread)) is not None}
+        self._room.give_back(len(new) - len(opened))
+        self._fds.update(opened)
+        if self._file == "syscall" and any(os.path.exists(self._path(thread)) for thread in new - opened.keys()):
+            self._use_symbols()
+            return self._relist(folder)
+        return len(self._fds) > 0
 
-    def _classes(self, contents: dict[int, bytes]) -> dict[int, str]:
-        if self._file == "wchan":
-            return self._classes_by_symbol(contents)
-        return {thread: self._class_by_number(thread, text) for thread, text in contents.items()}
+    def _open(self, thread: int) -> int | None:
+        try:
+            return os.open(self._path(thread, self._file), os.O_RDONLY | os.O_CLOEXEC)
+        except (PermissionError, FileNotFoundError, ProcessLookupError):
+            return None
+
+    def _without_keeping(self, folder: str) -> dict[int, bytes]:
+        contents = {}
+        for thread in map(int, os.listdir(folder)):
+            text = self._once(thread, self._file)
+            if text is None and self._file == "syscall" and os.path.exists(self._path(thread)):
+                self._use_symbols()
+                return self._without_keeping(folder)
+            if text is not None or os.path.exists(self._path(thread)):
+                contents[thread] = text or b"0"
+        return contents
+
+    def _once(self, thread: int, name: str) -> bytes | None:
+        """The file of a thread, opened for this one read; None when it cannot be read."""
+        try:
+            with open(self._path(thread, name), "rb", buffering=0) as file:
+                return file.read(SYSCALL_BYTES)
+        except (PermissionError, FileNotFoundError, ProcessLookupError):
+            return None
+
+    def _path(self, thread: int, *name: str) -> str:
+        return self._proc.path(self.id.pid, "task", str(thread), *name)
+
+    def _stat(self, *path: str) -> Stat:
+        with open(self._proc.path(self.id.pid, *path), "rb", buffering=0) as file:
+            return parse_stat(file.read(1024))
+
+    def _state_class(self, thread: int) -> str | None:
+        """The class that the state of a thread decides; None for a sleeping one."""
+        try:
+            return class_of_state(self._stat("task", str(thread), "stat").state)
+        except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
+            return "other"  # it ended a moment ago
+
+    # --- judging --------------------------------------------------------------------------------------------
 
     def _class_by_number(self, thread: int, text: bytes) -> str:
         word = text.split(b" ", 1)[0].strip()
@@ -139,34 +207,23 @@ class ThreadFiles:
             return known
         if word == b"running":
             return "running"
-        if word in _INTERRUPTED or not self._by_number:
-            return self._symbol(thread) or "other"
-        return class_of_state(self._state(thread, thread)) or "other"
-
-    def _symbol(self, thread: int) -> str | None:
-        try:
-            with open(self._thread_path(thread, "wchan"), "rb", buffering=0) as file:
-                return class_of_symbol(file.read(64).decode("ascii", "replace"))
-        except OSError:
-            return None
+        if word in _INTERRUPTED:
+            symbol = self._once(thread, "wchan") or b""
+            return class_of_symbol(symbol.decode("ascii", "replace").strip()) or "other"
+        return self._state_class(thread) or "other"
 
     def _classes_by_symbol(self, contents: dict[int, bytes]) -> dict[int, str]:
         """By wchan.  `0` of a sleeping thread means that the kernel does not tell: then nothing of it counts."""
         classes: dict[int, str] = {}
-        denied = False
         for thread, text in contents.items():
             known = class_of_symbol(text.decode("ascii", "replace").strip())
-            if known is None and not denied:
-                state = class_of_state(self._state(thread, thread))
-                denied = state not in ("running", "stopped")
-                known = state
-            classes[thread] = known or "unreadable"
-        return dict.fromkeys(classes, "unreadable") if denied else classes
-
-    def _state(self, pid: int, thread: int | None = None) -> str:
-        path = self._thread_path(thread, "stat") if thread else self._proc.path(pid, "stat")
-        with open(path, "rb", buffering=0) as file:
-            return parse_stat(file.read(1024)).state
+            if known is None or known == "other":
+                state = self._state_class(thread)
+                if known is None and state in (None, "disk"):
+                    return dict.fromkeys(contents, "unreadable")
+                known = state or "other"
+            classes[thread] = known
+        return classes
 
 
 class Threads:
@@ -175,9 +232,10 @@ class Threads:
     name: ClassVar[str] = "threads"
     signals: ClassVar[tuple[Signal, ...]] = (signals.THREADS, signals.MAIN_THREAD)
 
-    def __init__(self, host: Host, machine: str | None = None) -> None:
+    def __init__(self, host: Host, machine: str | None = None, most_kept: int | None = None) -> None:
         self._proc = ProcFs(host.proc)
-        self._by_number = dict(class_of_syscall(machine))
+        self._by_number = class_of_syscall(machine)
+        self._room = Room(_room_for_descriptors() if most_kept is None else most_kept)
         self._files: dict[ProcessId, ThreadFiles] = {}
 
     def close(self) -> None:
@@ -201,7 +259,7 @@ class Threads:
             by_label: dict[str, list[ThreadFiles]] = {}
             for process in server.processes:
                 files = self._look(process)
-                if files.counts is not None:
+                if files.counts is not None or files.reason is not None:
                     by_label.setdefault(process.label, []).append(files)
             for label, group in by_label.items():
                 yield from self._report(server.name, label, group)
@@ -209,7 +267,7 @@ class Threads:
     def _look(self, process: Process) -> ThreadFiles:
         files = self._files.get(process.id)
         if files is None:
-            files = self._files[process.id] = ThreadFiles(self._proc, process.id, self._by_number)
+            files = self._files[process.id] = ThreadFiles(self._proc, process.id, self._by_number, self._room)
         files.look()
         return files
 
@@ -217,11 +275,20 @@ class Threads:
         counts: Counter[str] = Counter()
         for files in group:
             counts.update(files.counts or {})
+        reasons = [files.reason for files in group if files.reason is not None]
         unreadable = counts.get("unreadable", 0)
         for wait in WAITS:
-            if wait == "unreadable" or not unreadable:
+            if reasons:
+                yield signals.THREADS.missing(min(reasons), server, label, wait)
+            elif wait == "unreadable" or not unreadable:
                 yield signals.THREADS.read(counts.get(wait, 0), server, label, wait)
             else:
                 yield signals.THREADS.missing("permission", server, label, wait)
-        if len(group) == 1 and group[0].main is not None:
-            yield signals.MAIN_THREAD.read(1.0, server, label, group[0].main)
+        main = group[0].main
+        if len(group) == 1 and main is not None and main != "unreadable":
+            yield signals.MAIN_THREAD.read(1.0, server, label, main)
+
+
+def _room_for_descriptors() -> int:
+    """Half of what the process may open: the rest is for everything else."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
