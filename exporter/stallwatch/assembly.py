@@ -13,6 +13,7 @@ from .frameworks import Framework, load_frameworks
 from .model import Report, Result, Scene
 from .poller import Poller
 from .sources import Host
+from .sources.logs import Logs
 from .sources.table import SOURCES
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,10 @@ def make_daemon(
     def pollers(scene: Callable[[], Scene], notify: Callable[[Result], None]) -> Iterable[Poller]:
         for name, make in SOURCES.items():
             if name in settings.collectors:
-                yield Poller(make(host), config.intervals.of(name), scene, notify)
+                source = make(host)
+                poller = Poller(source, config.intervals.of(name), scene, notify)
+                if isinstance(source, Logs):
+                    source.wake = poller.wake
+                yield poller
 
     return Daemon(host, pollers, publish)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from .model import PHASES, HealthTarget
+from .model import PHASES, SERVER_INFO_LABELS, HealthTarget
 from .strict_yaml import InputError, Section, load
 
 COLLECTORS = ("processes", "threads", "sockets", "logs", "gpu", "endpoints", "node")
@@ -258,11 +258,22 @@ def _server(section: Section, verdict: Thresholds, framework_names: tuple[str, .
         health=health,
         ranks=section.integer("ranks", 0, 1) or None,
         model=section.text("model", ""),
-        labels=section.mapping("labels"),
+        labels=_labels(section),
         thresholds=_thresholds(section, verdict) if "verdict" in section else None,
     )
     section.finish()
     return server
+
+
+def _labels(section: Section) -> dict[str, str]:
+    """Labels added to `server_info`: Prometheus label names that hide none of its own."""
+    labels = section.mapping("labels")
+    for name in labels:
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
+            raise section.wrong("labels", f"{name!r} is no label name; allowed are letters, digits and _")
+        if name in SERVER_INFO_LABELS:
+            raise section.wrong("labels", f"{name!r} is a label that server_info has already")
+    return labels
 
 
 def _health_url(section: Section) -> str:

@@ -123,6 +123,27 @@ AMBIGUOUS_CHANNELS = ("cpu", "gpu_utilization")
 CHANNELS = STRONG_CHANNELS + AMBIGUOUS_CHANNELS
 CHANNEL_STATES = ("moving", "flat", "unreadable", "absent")
 
+SERVER_INFO_LABELS = (
+    "server",
+    "role",
+    "framework",
+    "version",
+    "model",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "data_parallel",
+    "nnodes",
+    "node_rank",
+    "group",
+    "speculative",
+    "unit",
+    "container",
+    "pod",
+    "namespace",
+    "slurm_job",
+)
+"""What is known of a server besides its configured labels, in the order of the metric's labels."""
+
 FRONTEND_NAMES = ("main", "detokenizer", "controller", "worker")
 """Processes that are no rank and are summed as rank="frontend"; `engine`, `engine1` … keep their own name."""
 
