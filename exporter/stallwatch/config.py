@@ -21,6 +21,12 @@ DEFAULT_BUDGETS: Mapping[str, float] = {
 """Seconds a phase may take before `working` becomes `slow`; every other phase has DEFAULT_BUDGET."""
 DEFAULT_BUDGET = 600.0
 
+SHORTEST_LINE_LIMIT = 256
+"""Bytes; below this no pattern could match."""
+
+LONGEST_NAME_BYTES = 128
+"""Of a label value (CONTRACT section 3)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
@@ -173,7 +179,7 @@ def _intervals(top: Section) -> Intervals:
 
 
 def _check_times(top: Section, config: Config) -> None:
-    longest = max(config.intervals.tick, config.intervals.threads, config.intervals.processes)
+    longest, slowest = max((getattr(config.intervals, name), name) for name in ("tick", "threads", "processes"))
     every = [(config.verdict, top.section("verdict"))]
     every += [
         (configured.thresholds, section.section("verdict"))
@@ -181,12 +187,15 @@ def _check_times(top: Section, config: Config) -> None:
         if configured.thresholds
     ]
     for thresholds, section in every:
-        if thresholds.window < 2 * longest:
-            raise (section or top).wrong(
-                "window",
-                f"window ({thresholds.window:g}s) must be at least twice the longest of intervals.tick, "
-                f"threads and processes ({longest:g}s)",
-            )
+        if thresholds.window >= 2 * longest:
+            continue
+        problem = (
+            f"window ({thresholds.window:g}s) must be at least twice the longest of intervals.tick, "
+            f"threads and processes ({longest:g}s)"
+        )
+        if section is not None and "window" in section:
+            raise section.wrong("window", problem)
+        raise (top.section("intervals") or top).wrong(slowest, problem)
 
 
 def _limits(top: Section) -> Limits:
@@ -200,6 +209,8 @@ def _limits(top: Section) -> Limits:
         line_bytes=section.size("line_bytes", 1 << 20),
     )
     section.finish()
+    if limits.line_bytes < SHORTEST_LINE_LIMIT:
+        raise section.wrong("line_bytes", f"allowed is at least {SHORTEST_LINE_LIMIT} bytes")
     return limits
 
 
@@ -210,9 +221,7 @@ def _discovery(top: Section, framework_names: tuple[str, ...]) -> Discovery:
     names = section.texts("frameworks")
     for name in names:
         if name not in framework_names:
-            raise section.wrong(
-                "frameworks", f"{name!r} is unknown; allowed are {', '.join(framework_names)}"
-            )
+            raise section.wrong("frameworks", f"{name!r} is unknown; allowed are {', '.join(framework_names)}")
     discovery = Discovery(
         enabled=section.boolean("enabled", True),
         frameworks=names,
@@ -223,9 +232,7 @@ def _discovery(top: Section, framework_names: tuple[str, ...]) -> Discovery:
     return discovery
 
 
-def _servers(
-    top: Section, verdict: Thresholds, framework_names: tuple[str, ...]
-) -> tuple[ConfiguredServer, ...]:
+def _servers(top: Section, verdict: Thresholds, framework_names: tuple[str, ...]) -> tuple[ConfiguredServer, ...]:
     servers: list[ConfiguredServer] = []
     for section in top.sections("servers"):
         server = _server(section, verdict, framework_names)
@@ -237,8 +244,8 @@ def _servers(
 
 def _server(section: Section, verdict: Thresholds, framework_names: tuple[str, ...]) -> ConfiguredServer:
     name = section.text("name")
-    if not name or len(name) > 128 or any(ord(character) < 32 for character in name):
-        raise section.wrong("name", "a name of 1 to 128 printable characters is needed")
+    if not name or len(name.encode()) > LONGEST_NAME_BYTES or not name.isprintable():
+        raise section.wrong("name", f"a name of 1 to {LONGEST_NAME_BYTES} bytes, all printable, is needed")
     below = section.section("health")
     health = None
     if below is not None:
@@ -261,7 +268,7 @@ def _server(section: Section, verdict: Thresholds, framework_names: tuple[str, .
         labels=_labels(section),
         thresholds=_thresholds(section, verdict) if "verdict" in section else None,
     )
-    section.finish()
+    section.finish(("framework", "verdict"))
     return server
 
 
@@ -296,6 +303,8 @@ def _match(section: Section) -> Match:
             below.path,
             f"exactly one of {', '.join(ways)} is needed, not {len(given)}",
         )
+    if not below.text(given[0]):
+        raise below.wrong(given[0], "must not be empty: that would fit everything or nothing")
     match = Match(
         command=below.expression("command"),
         pid_file=below.text("pid_file", "") or None,
@@ -319,7 +328,5 @@ def scaled(config: Config, speed: float) -> Config:
             budgets={phase: thresholds.budget(phase) / speed for phase in PHASES},
         )
 
-    intervals = Intervals(
-        **{f.name: max(0.1, getattr(config.intervals, f.name) / speed) for f in fields(Intervals)}
-    )
+    intervals = Intervals(**{f.name: max(0.1, getattr(config.intervals, f.name) / speed) for f in fields(Intervals)})
     return replace(config, verdict=faster(config.verdict), intervals=intervals)

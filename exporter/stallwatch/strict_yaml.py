@@ -16,10 +16,13 @@ import yaml
 T = TypeVar("T")
 
 _DURATION_PART = re.compile(r"(\d+)(ms|[smhdwy])")
-_DURATION = re.compile(r"(?:\d+(?:ms|[smhdwy]))+")
+_DURATION = re.compile(r"(?:\d{1,9}(?:ms|[smhdwy])){1,7}")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}
-_SIZE = re.compile(r"(\d+)(B|KiB|MiB|GiB)?")
+_SIZE = re.compile(r"(\d{1,15})(B|KiB|MiB|GiB)?")
 _BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_NULL = "tag:yaml.org,2002:null"
+_UNREADABLE_YAML = (yaml.YAMLError, RecursionError, ValueError, OverflowError)
+"""What the parser raises; the last two for escapes of characters that do not exist."""
 
 
 class InputError(Exception):
@@ -95,7 +98,7 @@ class Section:
             if default is None:
                 raise InputError(self.file, self.line, self._dotted(key), "the key is required")
             return default
-        if node.tag == "tag:yaml.org,2002:null":
+        if node.tag == _NULL:
             raise self.wrong(key, "a string is needed here")
         return str(node.value)
 
@@ -117,7 +120,7 @@ class Section:
         node = self._scalar(key, "a whole number")
         if node is None:
             return default
-        if not re.fullmatch(r"-?\d+", node.value) or node.style is not None:
+        if not re.fullmatch(r"-?\d{1,18}", node.value) or node.style is not None:
             raise self.wrong(key, f"{node.value!r} is no whole number")
         value = int(node.value)
         if value < minimum or (maximum is not None and value > maximum):
@@ -177,10 +180,8 @@ class Section:
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings; empty when the key is absent."""
         for item in self._items(key, "strings"):
-            if not isinstance(item, yaml.ScalarNode):
-                raise InputError(
-                    self.file, item.start_mark.line + 1, self._dotted(key), "a string is needed here"
-                )
+            if not isinstance(item, yaml.ScalarNode) or item.tag == _NULL:
+                raise InputError(self.file, item.start_mark.line + 1, self._dotted(key), "a string is needed here")
         return tuple(str(item.value) for item in self._items(key, "strings"))
 
     def mapping(self, key: str) -> dict[str, str]:
@@ -220,7 +221,7 @@ def load(path: str | Path, text: str | None = None) -> Section | None:
             raise InputError(file, 0, "", f"cannot be read: {problem}") from None
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
+    except _UNREADABLE_YAML as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be parsed"
         raise InputError(file, mark.line + 1 if mark else 0, "", f"not YAML: {problem}") from None
