@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ..model import Observation, Scene, Signal
+from ..model import Observation, Reading, Scene, Signal
 from . import Host, Moment
 from .procfs import reason_of
 
@@ -59,11 +59,18 @@ class Node:
         for signal, pattern in _MEMINFO:
             match = pattern.search(meminfo)
             yield signal.read(int(match[1]) * 1024) if match else signal.missing("not_supported")
-        kills = _OOM_KILL.search((self._proc / "vmstat").read_bytes())
-        yield OOM_KILLS.read(int(kills[1])) if kills else OOM_KILLS.missing("kernel")
+        yield self._oom_kills()
         try:
             space = os.statvfs(self._shm)
         except OSError as error:
             yield SHM_USED.missing(reason_of(error))
         else:
             yield SHM_USED.read((space.f_blocks - space.f_bfree) * space.f_frsize)
+
+    def _oom_kills(self) -> Reading:
+        """Counted since Linux 4.13."""
+        try:
+            kills = _OOM_KILL.search((self._proc / "vmstat").read_bytes())
+        except OSError as error:
+            return OOM_KILLS.missing(reason_of(error))
+        return OOM_KILLS.read(int(kills[1])) if kills else OOM_KILLS.missing("kernel")
