@@ -1,0 +1,165 @@
+"""One server on a timeline, fed the way the sources do it: what the tests of timeline and episodes share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stallwatch import signals
+from stallwatch.config import Thresholds
+from stallwatch.episodes import Episodes
+from stallwatch.model import Event, Process, ProcessId, Reading, Server, ServerReport, Verdict
+from stallwatch.timeline import MIB, ServerTimeline, Timeline
+
+TICK = 5.0
+WALL = 1_700_000_000.0
+"""Unix time of second 0 of the tests' clock."""
+
+
+def server(name: str = "s", *, started_at: float = WALL, **facts: Any) -> Server:
+    return Server(
+        name=name,
+        framework=facts.pop("framework", "sglang"),
+        role=facts.pop("role", "server"),
+        root=ProcessId(100, 1),
+        started_at=started_at,
+        processes=facts.pop("processes", (Process(ProcessId(100, 1), "main"),)),
+        **facts,
+    )
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one rank's process has done so far; a stuck one still does a little (REAL-SERVERS, rows a, c, d)."""
+
+    cpu: float = 100.0
+    minor: float = 200_000.0
+    major: float = 100.0
+    storage: float = 5e9
+    read: float = 1e9
+    written: float = 1e6
+    resident: float = 5e9
+
+    def idle(self, seconds: float) -> None:
+        """The noise of a stuck process."""
+        self.cpu += 0.009 * seconds
+        self.minor += 2 / 60 * seconds
+        self.read += 0.2 * MIB / 60 * seconds
+
+
+@dataclass(slots=True)
+class Feed:
+    """Counters that stay as they are until a test moves them, and looks at them."""
+
+    ranks: tuple[str, ...] = ("TP0", "TP1")
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    server: Server = field(default_factory=server)
+    interval: float = TICK
+    log: bool = True
+    timeline: Timeline = field(init=False)
+    episodes: Episodes = field(init=False)
+    of: dict[str, Counters] = field(init=False)
+    child_cpu: float = 3.0
+    compilers: int = 0
+    log_bytes: float = 0.0
+    waits: dict[str, str] = field(default_factory=dict)  # rank -> class of all its threads; "" = unreadable
+    dead: set[str] = field(default_factory=set)
+    root: bool = True
+    last_look: float = 0.0
+
+    def __post_init__(self) -> None:
+        markers = {"sglang": ("capture_end",)}
+        self.timeline = Timeline(lambda name: self.thresholds, markers)
+        self.episodes = Episodes(self.timeline, lambda name: self.thresholds)
+        self.of = {rank: Counters() for rank in (*self.ranks, "frontend")}
+
+    @property
+    def now(self) -> ServerTimeline:
+        found = self.timeline.of(self.server.name)
+        assert found is not None
+        return found
+
+    def noise(self, t: float) -> None:
+        """Let every process do what stuck ones do, since the last time."""
+        for counters in self.of.values():
+            counters.idle(t - self.last_look)
+        self.last_look = t
+
+    def processes(self, t: float, *, io: bool = True, measured: float | None = None) -> None:
+        """One read of the `processes` collector.  `io` False: no right to read /proc/PID/io."""
+        self.timeline.see([self.server], t)
+        self.timeline.put(self._process_readings(io), t, self.interval, measured)
+
+    def _process_readings(self, io: bool) -> list[Reading]:
+        name = self.server.name
+        readings = [
+            signals.SERVER_ALIVE.read(float(self.root), name),
+            signals.SERVER_START.read(self.server.started_at, name),
+            signals.SERVER_STARTS.read(self.server.starts, name),
+            signals.CHILD_CPU.read(self.child_cpu, name, "other"),
+            signals.CHILD_CPU.read(0.0, name, "compiler"),
+            signals.CHILD_PROCESSES.read(self.compilers, name, "compiler"),
+        ]
+        for rank in self.ranks:
+            readings.append(signals.RANK_ALIVE.read(float(rank not in self.dead), name, rank))
+        for label, counters in self.of.items():
+            if label not in self.dead:
+                readings += _usage(name, label, counters, io)
+        return readings
+
+    def logs(self, t: float) -> None:
+        """One read of the `logs` collector."""
+        if self.log:
+            self.timeline.put([signals.LOG_BYTES.read(self.log_bytes, self.server.name, "log")], t, self.interval)
+
+    def threads(self, t: float, measured: float | None = None) -> None:
+        """One read of the `threads` collector."""
+        for rank in self.ranks:
+            wait = self.waits.get(rank, "futex")
+            threads = signals.THREADS.read(205.0, self.server.name, rank, wait or "unreadable")
+            self.timeline.put([threads], t, self.interval, measured)
+
+    def tell(self, t: float, event: str, rank: str | None = None, **fields: float | str) -> None:
+        """One line of the log."""
+        self.log_bytes += 100
+        self.timeline.tell([Event(t, self.server.name, event, rank, "log", fields)])
+
+    def look(self, t: float) -> None:
+        """Every collector reads."""
+        self.processes(t)
+        self.logs(t)
+        self.threads(t)
+
+    def tick(self, t: float, wall: float | None = None, dated: Mapping[str, float] | None = None) -> ServerReport:
+        """What the daemon does at a tick, after the collectors."""
+        reports = self.episodes.tick(t, WALL + t if wall is None else wall, dated)
+        return next(report for report in reports if report.server.name == self.server.name)
+
+    def verdict(self, t: float) -> Verdict:
+        return self.tick(t).verdict
+
+    def quiet_until(self, begin: float, end: float, step: float = TICK) -> list[Verdict]:
+        """Look and tick every `step` seconds after `begin` up to `end` while the server does nothing."""
+        verdicts = []
+        for number in range(1, round((end - begin) / step) + 1):
+            t = begin + number * step
+            self.noise(t)
+            self.look(t)
+            verdicts.append(self.verdict(t))
+        return verdicts
+
+
+def _usage(name: str, label: str, counters: Counters, io: bool) -> list[Reading]:
+    from_io = {
+        signals.STORAGE_READ: counters.storage,
+        signals.READ_BYTES: counters.read,
+        signals.WRITTEN_BYTES: counters.written,
+    }
+    return [
+        signals.CPU_SECONDS.read(counters.cpu, name, label),
+        signals.PAGE_FAULTS.read(counters.minor, name, label, "minor"),
+        signals.PAGE_FAULTS.read(counters.major, name, label, "major"),
+        signals.RESIDENT_MEMORY.read(counters.resident, name, label),
+        *(s.read(value, name, label) if io else s.missing("permission", name, label) for s, value in from_io.items()),
+    ]

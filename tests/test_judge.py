@@ -1,0 +1,208 @@
+"""One episode keeps one `since` and one name; judging is total."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stallwatch.config import Thresholds
+from stallwatch.model import (
+    AMBIGUOUS_CHANNELS,
+    CHANNEL_STATES,
+    CHANNELS,
+    PHASES,
+    REASONS,
+    STATES,
+    WAITS,
+    ChannelState,
+    Verdict,
+)
+from stallwatch.verdict import Evidence, judge
+from stallwatch.verdict.evidence import RankEvidence
+
+T = Thresholds()
+
+
+def ranks(markers: int = 3) -> tuple[RankEvidence, ...]:
+    return (RankEvidence("TP0", markers=3), RankEvidence("TP1", markers=markers))
+
+
+STUCK = Evidence(progress_age=300.0, live_ranks=2, ranks=ranks(2))
+SPIN = replace(STUCK, channels=(ChannelState("cpu", "moving", 1.0),))
+
+
+def test_since_stays_while_the_state_stays() -> None:
+    first = judge(STUCK, T, None, 1000.0)
+    second = judge(replace(STUCK, progress_age=305.0), T, first, 1005.0)
+
+    assert (first.state, first.since) == ("stalled", 1000.0)
+    assert (second.state, second.since) == ("stalled", 1000.0)
+
+
+def test_since_is_now_when_the_state_changes() -> None:
+    stalled = judge(STUCK, T, None, 1000.0)
+
+    assert judge(replace(STUCK, progress_age=1.0), T, stalled, 1005.0).since == 1005.0
+
+
+def test_another_reason_is_the_same_episode() -> None:
+    first = judge(STUCK, T, None, 1000.0)
+    second = judge(replace(STUCK, ranks=(replace(STUCK.ranks[0], disk_age=99.0), STUCK.ranks[1])), T, first, 1005.0)
+
+    assert (first.reason, second.reason) == ("idle_wait", "blocked_io")
+    assert second.since == 1000.0
+
+
+def test_the_name_sticks_while_the_episode_lasts() -> None:
+    first = judge(STUCK, T, None, 1000.0)
+    second = judge(replace(STUCK, ranks=ranks(9)), T, first, 1005.0)
+
+    assert (first.suspect_rank, second.suspect_rank) == ("TP1", "TP1")
+
+
+def test_the_name_sticks_from_suspect_to_stalled_and_back() -> None:
+    suspect = judge(SPIN, T, None, 1000.0)
+    stalled = judge(replace(STUCK, ranks=ranks(9)), T, suspect, 1005.0)
+    again = judge(replace(SPIN, ranks=ranks(9)), T, stalled, 1010.0)
+
+    assert [v.state for v in (suspect, stalled, again)] == ["suspect", "stalled", "suspect"]
+    assert [v.suspect_rank for v in (suspect, stalled, again)] == ["TP1"] * 3
+
+
+def test_a_name_that_is_found_later_is_taken() -> None:
+    nobody = judge(replace(STUCK, ranks=ranks()), T, None, 1000.0)
+
+    assert nobody.suspect_rank is None
+    assert judge(STUCK, T, nobody, 1005.0).suspect_rank == "TP1"
+
+
+def test_another_episode_finds_its_own_name() -> None:
+    first = judge(STUCK, T, None, 1000.0)
+    between = judge(replace(STUCK, progress_age=1.0), T, first, 1005.0)
+    second = judge(replace(STUCK, ranks=ranks(9)), T, between, 1300.0)
+
+    assert (between.suspect_rank, second.suspect_rank) == (None, "TP0")
+
+
+def test_a_failure_names_its_own_rank_after_a_stall() -> None:
+    stalled = judge(STUCK, T, None, 1000.0)
+    dead = replace(STUCK, deaths=((1.0, "TP0"),), live_ranks=1)
+
+    assert judge(dead, T, stalled, 1005.0) == Verdict("failed", "rank_dead", 1005.0, "TP0")
+
+
+def test_failed_stays_with_its_first_reason_and_name_whatever_comes_after() -> None:
+    failed = judge(replace(STUCK, deaths=((1.0, "TP0"),), live_ranks=1), T, None, 1000.0)
+    later = (
+        replace(STUCK, progress_age=0.0),
+        replace(STUCK, ready=True),
+        replace(STUCK, root_gone_age=1.0, shutdown_age=2.0),
+        replace(STUCK, fatal_age=1.0, root_gone_age=1.0, deaths=((1.0, "TP1"),)),
+    )
+
+    assert [judge(evidence, T, failed, 2000.0) for evidence in later] == [failed] * len(later)
+
+
+def test_a_stall_that_moves_again_is_over() -> None:
+    stalled = judge(STUCK, T, None, 1000.0)
+
+    assert judge(replace(STUCK, progress_age=3.0), T, stalled, 1005.0).state == "working"
+
+
+# --- total -------------------------------------------------------------------------------------------------
+
+AGES = st.one_of(st.none(), st.floats(0, 1e6))
+CHANNEL = st.builds(ChannelState, st.sampled_from(CHANNELS), st.sampled_from(CHANNEL_STATES), AGES)
+CLASSES = st.one_of(st.none(), st.frozensets(st.sampled_from(WAITS)))
+RANK = st.builds(
+    RankEvidence,
+    rank=st.sampled_from(("TP0", "TP1", "TP2", "engine", "DP0-TP1")),
+    alive=st.sampled_from((True, False, None)),
+    markers=st.integers(0, 3),
+    main_wait=st.one_of(st.none(), st.sampled_from(WAITS)),
+    waits=CLASSES,
+    progress_age=AGES,
+    stopped_age=AGES,
+    disk_age=AGES,
+    is_engine=st.booleans(),
+)
+EVIDENCE = st.builds(
+    Evidence,
+    role=st.sampled_from(("server", "embedded")),
+    nnodes=st.integers(1, 3),
+    known=st.booleans(),
+    ready=st.booleans(),
+    phase=st.sampled_from(PHASES),
+    phase_age=st.floats(0, 1e5),
+    progress_age=st.floats(0, 1e5),
+    channels=st.lists(CHANNEL, max_size=8).map(tuple),
+    storage_readable=st.booleans(),
+    watched_age=st.floats(0, 1e5),
+    log=st.sampled_from(("readable", "unreadable", "absent")),
+    gpu_readable=st.booleans(),
+    autotune_open=st.booleans(),
+    root_gone_age=AGES,
+    shutdown_age=AGES,
+    deaths=st.lists(st.tuples(st.floats(0, 1e4), st.sampled_from(("TP0", "TP1", "engine"))), max_size=3).map(tuple),
+    live_ranks=st.integers(0, 3),
+    fatal_age=AGES,
+    ranks=st.lists(RANK, max_size=4, unique_by=lambda rank: rank.rank).map(tuple),
+    demand=st.one_of(st.none(), st.floats(0, 10)),
+    threads_readable=st.booleans(),
+)
+PREVIOUS = st.one_of(
+    st.none(),
+    st.builds(
+        Verdict,
+        st.sampled_from(STATES),
+        st.sampled_from(REASONS),
+        st.floats(0, 900),
+        st.one_of(st.none(), st.just("TP1")),
+    ),
+)
+
+
+@given(EVIDENCE, PREVIOUS)
+def test_any_evidence_gives_a_verdict_of_the_closed_sets(evidence: Evidence, previous: Verdict | None) -> None:
+    verdict = judge(evidence, T, previous, 1000.0)
+
+    assert verdict.state in STATES
+    assert verdict.reason in REASONS
+    assert verdict.since <= 1000.0
+    assert verdict.suspect_rank is None or verdict.state in ("suspect", "stalled", "failed")
+
+
+@given(EVIDENCE, PREVIOUS)
+def test_judging_twice_changes_nothing(evidence: Evidence, previous: Verdict | None) -> None:
+    once = judge(evidence, T, previous, 1000.0)
+
+    assert judge(evidence, T, once, 1000.0) == once
+
+
+@given(EVIDENCE, PREVIOUS, st.sampled_from(AMBIGUOUS_CHANNELS))
+def test_nothing_is_stalled_while_an_ambiguous_channel_moves(
+    evidence: Evidence, previous: Verdict | None, channel: str
+) -> None:
+    moving = replace(evidence, channels=(ChannelState(channel, "moving", 1.0),))
+
+    assert judge(moving, T, previous, 1000.0).state != "stalled"
+
+
+@given(EVIDENCE, PREVIOUS)
+def test_nothing_is_stalled_without_storage_or_while_progress_is_young(
+    evidence: Evidence, previous: Verdict | None
+) -> None:
+    blind = judge(replace(evidence, storage_readable=False), T, previous, 1000.0)
+    young = judge(replace(evidence, progress_age=evidence.progress_age % T.window), T, previous, 1000.0)
+
+    assert "stalled" not in (blind.state, young.state)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_but_failed_gives_way_to_progress(state: str) -> None:
+    verdict = judge(Evidence(progress_age=1.0), T, Verdict(state, "none", 5.0), 1000.0)
+
+    assert verdict.state == ("failed" if state == "failed" else "working")
