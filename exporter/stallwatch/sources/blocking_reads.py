@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from ..model import ProcessId
 
@@ -37,6 +38,23 @@ class CommandLine:
     argv: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     reason: str | None = None
+
+
+def from_answer(answer: Mapping[str, Any]) -> CommandLine:
+    """What the helper says of one process (blocking_child.answer)."""
+    if "reason" in answer:
+        return CommandLine(reason=answer["reason"])
+    return CommandLine(tuple(answer["argv"]), answer["environ"])
+
+
+class CommandLines(Protocol):
+    """Whoever reads command lines; a test does without a helper process."""
+
+    def command_line(self, process: ProcessId) -> CommandLine: ...
+
+    def rest(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def start_helper(proc: Path) -> subprocess.Popen[bytes]:
@@ -80,10 +98,7 @@ class BlockingReads:
         if line is None:
             self._give_up()
             return CommandLine(reason="timeout")
-        answer = json.loads(line)
-        if "reason" in answer:
-            return CommandLine(reason=answer["reason"])
-        return CommandLine(tuple(answer["argv"]), answer["environ"])
+        return from_answer(json.loads(line))
 
     def rest(self) -> None:
         """End the helper until it is needed again."""

@@ -18,7 +18,7 @@ from ..config import Config, ConfiguredServer
 from ..frameworks import Framework
 from ..model import Observation, ProcessId, Scene, Server, Signal, is_rank_name
 from . import Host, Moment
-from .blocking_reads import BlockingReads, CommandLine
+from .blocking_reads import BlockingReads, CommandLine, CommandLines
 from .cgroups import Placement, parse_cgroup
 from .discovery import COMPILERS, Command, Facts, understand
 from .members import SECOND_LOOK_SECONDS, Member, Tracked
@@ -79,13 +79,13 @@ class Processes:
         UNIDENTIFIED,
     )
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, reads: CommandLines | None = None) -> None:
         self._host = host
         self._pending: Config | None = None
         self._apply(host.config)
         self._proc = ProcFs(host.proc)
         self._boot = self._proc.boot_time()
-        self._reads = BlockingReads(host.proc, host.read_deadline_seconds)
+        self._reads = reads or BlockingReads(host.proc, host.read_deadline_seconds)
         self._table = ProcessTable(self._proc, self._reads.command_line, self._understand)
         self._children: dict[int, list[Known]] = {}
         self._tracked: dict[str, Tracked] = {}
