@@ -153,7 +153,8 @@ class Episodes:
         now: float,
         wall: float,
     ) -> None:
-        if episode.judged_at is not None and verdict.state == "stalled":
+        was_stalled = episode.verdict is not None and episode.verdict.state == "stalled"
+        if was_stalled and episode.judged_at is not None:
             episode.stalled_seconds += max(0.0, now - episode.judged_at)
         if episode.verdict is None or episode.verdict.since != verdict.since:
             episode.since_timestamp = wall - (now - verdict.since)
@@ -234,6 +235,8 @@ def _rank_names(timeline: ServerTimeline) -> list[str]:
 
 def _rank_state(timeline: ServerTimeline, evidence: Evidence, server: Server, name: str, now: float) -> RankState:
     startup, waits = timeline.startup.ranks.get(name), timeline.waits.get(name)
+    if waits is not None and not waits.is_fresh(now):
+        waits = None
     process = next((process for process in server.processes if process.rank == name), None)
     phase = startup.phase if startup else None
     return RankState(
