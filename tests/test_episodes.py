@@ -66,10 +66,11 @@ def test_stalled_seconds_add_up_over_episodes_and_restarts() -> None:
     feed.quiet_until(0.0, 250.0)
     assert feed.tick(250.0).stalled_seconds == 10.0
 
-    feed.server = server(started_at=WALL + 300)
-    feed.look(300.0)
-    feed.quiet_until(300.0, 550.0)
-    assert feed.tick(550.0).stalled_seconds == 20.0
+    feed.server = server(started_at=WALL + 255)
+    feed.look(255.0)
+    assert feed.tick(255.0).stalled_seconds == 15.0
+    feed.quiet_until(255.0, 505.0)
+    assert feed.tick(505.0).stalled_seconds == 25.0
 
 
 def test_each_change_of_a_verdict_is_told_once() -> None:
