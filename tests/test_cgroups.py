@@ -1,0 +1,100 @@
+"""The shapes of /proc/PID/cgroup that runtimes make; every line counts, the last id is the workload's."""
+
+from __future__ import annotations
+
+import pytest
+
+from stallwatch.sources.cgroups import Placement, parse_cgroup
+
+ID, NODE = "4f" * 32, "9a" * 32
+UID = "0a1b2c3d-0000-1111-2222-333344445555"
+LOW = UID.replace("-", "_")
+STATIC = "ab" * 16
+IN_POD = Placement(ID, UID)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        # Kubernetes, systemd driver
+        (f"/kubepods.slice/kubepods-pod{LOW}.slice/cri-containerd-{ID}.scope", IN_POD),
+        (f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{LOW}.slice/crio-{ID}.scope", IN_POD),
+        (
+            f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{LOW}.slice/crio-{ID}.scope/container",
+            IN_POD,
+        ),
+        (f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{LOW}.slice/docker-{ID}.scope", IN_POD),
+        # Kubernetes, cgroupfs driver, and static pods
+        (f"/kubepods/burstable/pod{UID}/{ID}", IN_POD),
+        (f"/kubepods/pod{UID}/crio-{ID}", IN_POD),
+        (f"/kubepods/besteffort/pod{STATIC}/{ID}", Placement(ID, STATIC)),
+        # the two drivers mixed up
+        (f"/system.slice/containerd.service/kubepods-burstable-pod{LOW}.slice:cri-containerd:{ID}", IN_POD),
+        # a pod that runs its own init
+        (f"/kubepods.slice/kubepods-pod{LOW}.slice/cri-containerd-{ID}.scope/system.slice/x.service", IN_POD),
+        # nodes inside nodes: the last id
+        (f"/docker/{NODE}/kubelet.slice/kubelet-pod{LOW}.slice/cri-containerd-{ID}.scope", IN_POD),
+        (f"/system.slice/docker-{NODE}.scope/docker/{ID}", Placement(ID)),
+        # Docker, containerd, nerdctl
+        (f"/docker/{ID}", Placement(ID)),
+        (f"/system.slice/docker-{ID}.scope", Placement(ID)),
+        (f"/team.slice/docker-{ID}.scope", Placement(ID)),
+        (f"/docker/{ID}/init", Placement(ID)),
+        (f"/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", Placement(ID)),
+        (f"/k8s.io/{ID}", Placement(ID)),
+        (f"/system.slice/nerdctl-{ID}.scope", Placement(ID)),
+        # Podman: rootful, in a pod, and inside the unit that stands for the container
+        (f"/machine.slice/libpod-{ID}.scope/container", Placement(ID)),
+        (f"/machine.slice/machine-libpod_pod_{NODE}.slice/libpod-{ID}.scope/container", Placement(ID)),
+        (f"/system.slice/llm.service/libpod-payload-{ID}", Placement(ID, unit="llm.service")),
+        (f"/machine.slice/libpod-conmon-{ID}.scope", Placement()),
+        # Amazon ECS
+        (f"/ecs/{STATIC}/{STATIC}-3344556677", Placement(f"{STATIC}-3344556677")),
+        # seen from a private cgroup namespace
+        (f"/../docker-{ID}.scope", Placement(ID)),
+        (f"/../../pod{UID}/{ID}", IN_POD),
+        ("/", Placement()),
+        ("/../../..", Placement()),
+        # systemd
+        ("/system.slice/vllm.service", Placement(unit="vllm.service")),
+        ("/system.slice/system-vllm.slice/vllm@7b.service/worker", Placement(unit="vllm@7b.service")),
+        (r"/system.slice/vllm\x2d7b.service", Placement(unit=r"vllm\x2d7b.service")),
+        (f"/system.slice/run-r{STATIC}.service", Placement(unit=f"run-r{STATIC}.service")),
+        ("/user.slice/user-1000.slice/session-3.scope", Placement()),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/llm.service", Placement()),
+        (f"/system.slice/var-lib-docker-{ID}-merged.mount", Placement()),
+        ("/lxc.payload.c1/system.slice/vllm.service", Placement(unit="vllm.service")),
+        # Slurm
+        ("/slurm/uid_1000/job_77/step_0/task_3", Placement(slurm_job="77")),
+        ("/system.slice/slurmstepd.scope/job_77/step_batch/user/task_0", Placement(slurm_job="77")),
+        # a process whose group was removed
+        (f"/docker/{ID} (deleted)", Placement(ID)),
+        ("/system.slice/vllm.service (deleted)", Placement(unit="vllm.service")),
+    ],
+)
+def test_a_path_says_where_a_process_runs(path: str, expected: Placement) -> None:
+    assert parse_cgroup(f"0::{path}\n") == expected
+
+
+def test_the_daemons_unit_on_the_unified_line_does_not_hide_the_container() -> None:
+    text = f"12:memory:/docker/{ID}\n1:name=systemd:/\n0::/system.slice/containerd.service\n"
+
+    assert parse_cgroup(text) == Placement(ID)
+
+
+def test_a_job_is_more_telling_than_the_unit_of_its_daemon() -> None:
+    text = "11:memory:/slurm/uid_7/job_9/step_0\n1:name=systemd:/system.slice/slurmd.service\n"
+
+    assert parse_cgroup(text) == Placement(slurm_job="9")
+
+
+def test_of_two_lines_that_tell_as_much_the_unified_one_wins() -> None:
+    text = "5:cpu,cpuacct:/system.slice/c.service\n1:name=systemd:/system.slice/b.service\n0::/system.slice/a.service\n"
+
+    assert parse_cgroup(text).unit == "a.service"
+    assert parse_cgroup("\n".join(text.splitlines()[:2])).unit == "b.service"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "nonsense", "0:", "0::", ":::::"])
+def test_what_says_nothing_places_nowhere(text: str) -> None:
+    assert parse_cgroup(text) == Placement()

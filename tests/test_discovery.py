@@ -1,0 +1,263 @@
+"""Command lines and titles as they are really written, and what must never be kept of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from stallwatch.frameworks import Argument, Framework, load_frameworks
+from stallwatch.sources.discovery import (
+    Command,
+    Facts,
+    argument_value,
+    entry_point,
+    group_hash,
+    head_words,
+    read_facts,
+    short_model,
+    speculative_name,
+    understand,
+)
+
+FRAMEWORKS = load_frameworks()
+BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
+VLLM, SGLANG = BY_NAME["vllm"], BY_NAME["sglang"]
+
+
+def command(text: str, **environ: str) -> Command:
+    return understand(FRAMEWORKS, text.split(" "), environ)
+
+
+def facts(text: str) -> Facts:
+    found = command(text).facts
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("/usr/bin/python3 -u /opt/bin/vllm serve m", "vllm serve m"),
+        ("python -m sglang.launch_server --tp 8", "-m sglang.launch_server --tp 8"),
+        ("python -um sglang.launch_server", "-m sglang.launch_server"),
+        ("python3.12 -msglang.launch_server", "-m sglang.launch_server"),
+        ("python -W ignore -X dev -m a.b", "-m a.b"),
+        ("python -Wignore -Xdev -OO app.py", "app.py"),
+        ("python --check-hash-based-pycs always /x/app.py", "app.py"),
+        ("python -c import(1)", "-c import(1)"),
+        ("python -Bc code arg", "-c code arg"),
+        ("python - x", "- x"),
+        ("python", "python"),
+        ("python -V", "python"),
+        ("pypy3 app.py", "app.py"),
+        ("python3.13t app.py", "app.py"),
+        ("/opt/bin/vllm serve m", "vllm serve m"),
+        ("bash -c x", "bash -c x"),
+        ("pythonista app.py", "pythonista app.py"),
+    ],
+)
+def test_the_command_is_what_its_user_thinks_of(argv: str, expected: str) -> None:
+    assert " ".join(head_words(argv.split(" "))) == expected
+
+
+@pytest.mark.parametrize("argv", [[], [""], ["", "x"]])
+def test_a_process_without_a_command_line_has_no_command(argv: list[str]) -> None:
+    """Zombies, kernel threads, a leader that ended before its threads."""
+    assert head_words(argv) == ()
+    assert understand(FRAMEWORKS, argv, {}).framework == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "framework"),
+    [
+        ("/venv/bin/python /venv/bin/vllm serve org/m", "vllm"),
+        ("vllm serve org/m", "vllm"),
+        ("python3 -m vllm.entrypoints.openai.api_server --model m", "vllm"),
+        ("python3 -m vllm.entrypoints.cli.main serve m", "vllm"),
+        ("python -m sglang.launch_server --model-path m", "sglang"),
+        ("sglang serve --model-path m", "sglang"),
+        ("vllm bench serve", ""),
+        ("vllm", ""),
+        ("vllm chat", ""),
+        ("bash -c vllm serve m", ""),
+        ("/bin/sh -c exec vllm serve m", ""),
+        ("grep vllm serve", ""),
+        ("vim vllm", ""),
+        ("python serve.py vllm serve", ""),
+        ("python -m vllm.entrypoints.openai.api_server_test", ""),
+    ],
+)
+def test_only_an_entry_point_makes_a_server(argv: str, framework: str) -> None:
+    assert command(argv).framework == framework
+
+
+@pytest.mark.parametrize(
+    ("title", "role", "rank"),
+    [
+        ("VLLM::EngineCore", "engine", "engine"),
+        ("VLLM::EngineCore_DP0", "engine", "engine"),
+        ("VLLM::EngineCore_DP3", "engine", "engine3"),
+        ("VLLM::Worker_TP1", "rank", "TP1"),
+        ("VLLM::Worker_DP1_PP0_TP3_EP7", "rank", "DP1-PP0-TP3"),
+        ("VLLM::Worker_TP1" + " " * 40, "rank", "TP1"),
+        ("VLLM::Worker", "worker", "worker"),
+        ("VLLM::DPCoordinator", "controller", "controller"),
+        ("VLLM::APIServer_2", "worker", "worker"),
+        ("sglang::scheduler", "rank", "TP0"),
+        ("sglang::scheduler_TP3", "rank", "TP3"),
+        ("sglang::scheduler_DP1_ATTN_CP0_TP2_EP2", "rank", "DP1-TP2"),
+        ("sglang::detokenizer", "detokenizer", "detokenizer"),
+        ("sglang::data_parallel_controller", "controller", "controller"),
+        ("sglang::tokenizer_worker:4711", "worker", "worker"),
+        ("python train.py VLLM::Worker_TP1", "", ""),
+    ],
+)
+def test_a_title_says_what_a_process_is(title: str, role: str, rank: str) -> None:
+    found = command(title)
+
+    assert (found.role, found.rank or found.role) == (role, rank)
+
+
+@pytest.mark.parametrize(
+    ("argv", "kind"),
+    [
+        ("python -c from multiprocessing.spawn import spawn_main(tracker_fd=5) --multiprocessing-fork", "spawned"),
+        ("python -c from multiprocessing.forkserver import main", "spawned"),
+        ("python -c from multiprocessing.resource_tracker import main;main(9)", "tracker"),
+        ("python -B /x/torch/_inductor/compile_worker/__main__.py --pickler=a", "compiler"),
+        ("python train.py", "other"),
+        ("VLLM::Worker_TP1", "other"),
+    ],
+)
+def test_children_of_an_engine_are_told_apart(argv: str, kind: str) -> None:
+    assert command(argv).kind == kind
+
+
+def test_a_forked_child_shows_its_parents_command_and_nobody_elses() -> None:
+    parent, copy, other = command("python a.py --x 1"), command("python a.py --x 1"), command("python a.py --x 2")
+
+    assert parent.fingerprint == copy.fingerprint != other.fingerprint
+
+
+def test_arguments_of_vllm_are_read() -> None:
+    found = facts(
+        "vllm serve /data/hub/org/big --port=9000 -tp 4 --pipeline_parallel_size 2 --data-parallel-size 2 --nnodes 2"
+        ' --node-rank 1 --master-addr 10.0.0.1 --speculative-config {"method":"eagle","model":"/s"} --headless'
+        " --disable-log-stats"
+    )
+
+    assert found == Facts(
+        model="org/big",
+        port=9000,
+        tensor_parallel=4,
+        pipeline_parallel=2,
+        data_parallel=2,
+        nnodes=2,
+        node_rank=1,
+        group=group_hash("10.0.0.1", 2),
+        speculative="eagle",
+        metrics_enabled=False,
+        headless=True,
+    )
+
+
+def test_arguments_of_sglang_are_read() -> None:
+    found = facts("python -m sglang.launch_server --model-path org/m --tp 8 --speculative-algo EAGLE3 --enable-metrics")
+
+    assert found == Facts(model="org/m", tensor_parallel=8, speculative="EAGLE3", metrics_enabled=True)
+
+
+def test_without_arguments_the_frameworks_own_defaults_hold() -> None:
+    assert facts("vllm serve m") == Facts(model="m", metrics_enabled=True)
+    assert facts("python -m sglang.launch_server") == Facts(metrics_enabled=False)
+
+
+@pytest.mark.parametrize("value", ["", "four", "-1", "1" * 30, "1e3", "$PORT"])
+def test_a_number_that_is_none_is_the_default(value: str) -> None:
+    found = facts(f"vllm serve m --port {value} --tensor-parallel-size {value}")
+
+    assert (found.port, found.tensor_parallel) == (None, 1)
+
+
+def test_the_last_of_a_repeated_argument_counts() -> None:
+    assert argument_value(Argument(("--port",)), ["--port", "1", "--port=2", "--port", "3"]) == "3"
+
+
+def test_an_argument_at_the_end_without_its_value_is_empty() -> None:
+    assert argument_value(Argument(("--port",)), ["--port"]) == ""
+
+
+def test_a_name_that_was_given_is_the_model() -> None:
+    assert facts("vllm serve /mnt/a/b --served-model-name chat").model == "chat"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("org/model", "org/model"),
+        ("/data/models/org/model/", "org/model"),
+        ("model", "model"),
+        ("s3://bucket/team/org/model", "org/model"),
+        ("s3://key:secret@bucket/model", "bucket/model"),
+        ("s3://key:se/cret@bucket/model", "bucket/model"),
+        ("s3://key:se@cret@bucket/model", "bucket/model"),
+        ("https://host/org/model?token=secret#frag", "org/model"),
+        ("HTTPS://user:secret@host/model", "host/model"),
+        ("", ""),
+        ("a" * 300, "a" * 128),
+    ],
+)
+def test_a_model_is_its_last_two_parts_and_never_a_secret(given: str, shown: str) -> None:
+    assert short_model(given) == shown
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("EAGLE3", "EAGLE3"),
+        ('{"model": "/x/y", "method": "ngram"}', "ngram"),
+        ('{"model": "/secret/path"}', "yes"),
+        ("/secret/path", "yes"),
+        ("", ""),
+    ],
+)
+def test_speculation_is_a_method_and_never_a_path(given: str, shown: str) -> None:
+    assert speculative_name(given) == shown
+
+
+def test_nodes_of_one_group_share_its_hash_and_the_address_is_not_in_it() -> None:
+    first, second, other = (group_hash(f"10.0.0.{n}:5000", 2) for n in (1, 1, 2))
+
+    assert first == second != other
+    assert "10.0.0" not in first
+    assert group_hash("10.0.0.1:5000", 1) == ""
+    assert group_hash("", 2) == ""
+
+
+def test_no_word_of_a_command_line_or_environment_is_kept() -> None:
+    """Principle 8: what is parsed is kept, the rest is dropped."""
+    found = command(
+        "vllm serve org/m --api-key sk-SECRET --hf-token hf_SECRET --master-addr SECRET-host --nnodes 2"
+        " --speculative-config {SECRET} --port SECRET",
+        RANK="3",
+        SLURM_JOB_ID="77",
+    )
+
+    assert "SECRET" not in repr(found)
+    assert (found.slurm_job, found.facts and found.facts.model) == ("77", "org/m")
+
+
+def test_a_job_that_is_no_number_is_no_job() -> None:
+    assert command("python a.py", SLURM_JOB_ID="sk-SECRET").slurm_job == ""
+
+
+def test_what_could_not_be_read_is_understood_as_nothing() -> None:
+    assert understand(FRAMEWORKS, ["vllm", "serve"], {}, "timeout") == Command(reason="timeout")
+
+
+def test_entry_points_are_whole_words() -> None:
+    framework = Framework("x", "X", VLLM.prefix, (), entry_points=("run me",))
+
+    assert entry_point(framework, ["run", "me", "--a"]) == ("--a",)
+    assert entry_point(framework, ["run", "meow"]) is None
+    assert entry_point(framework, ["run"]) is None
+    assert read_facts(framework, ["--port", "1"]) == Facts()
