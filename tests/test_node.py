@@ -9,9 +9,7 @@ from stallwatch.model import Reading, Scene
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.node import Node
 
-MEMINFO = (
-    "MemTotal:       527958208 kB\nMemFree:         1000 kB\nMemAvailable:   435000000 kB\nCached:  416000000 kB\n"
-)
+MEMINFO = "MemTotal:       527958208 kB\nMemFree: 9 kB\nMemAvailable:   435000000 kB\nCached:  416000000 kB\n"
 
 
 @pytest.fixture
