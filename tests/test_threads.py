@@ -1,0 +1,317 @@
+"""Threads by what they wait in, also where the kernel does not tell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proc_tree import FUTEX, ProcTree, Thread, threads
+from stallwatch.config import Config
+from stallwatch.model import WAITS, Process, ProcessId, Reading, Scene, Server
+from stallwatch.sources import Host, Moment
+from stallwatch.sources.threads import Threads
+
+NOW = Moment(1.0, 1.0)
+
+
+class Node:
+    """One rank TP0 with PID 10 in a tree of files, looked at by the collector."""
+
+    def __init__(self, root: Path, machine: str = "x86_64", most_kept: int = 1000) -> None:
+        self.tree = ProcTree(root)
+        self.source = Threads(Host(Config(), (), proc=root), machine, most_kept)
+        self.processes: dict[int, Process] = {}
+
+    def show(self, tasks: dict[int, Thread], pid: int = 10, rank: str = "TP0", state: str = "S") -> None:
+        if pid in self.processes:
+            self.tree.change(pid, tasks=tasks, state=state)
+        else:
+            spec = self.tree.add(pid, "x", tasks=tasks, state=state)
+            self.processes[pid] = Process(spec.id, rank)
+
+    def read(self) -> list[Reading]:
+        server = Server("s", "vllm", "server", ProcessId(10, 1), 0.0, tuple(self.processes.values()))
+        items = self.source.read(Scene(servers=(server,)), NOW)
+        return [item for item in items if isinstance(item, Reading)]
+
+    def look(self, rank: str = "TP0") -> dict[str, float | None]:
+        """Class -> threads; a class that is asked for and not readable is None."""
+        found = {r.labels[2]: r.value for r in self.read() if r.signal.name == "threads" and r.labels[1] == rank}
+        assert tuple(found) in (WAITS, ())
+        return {wait: value for wait, value in found.items() if value != 0}
+
+    def main(self) -> str | None:
+        return next((r.labels[2] for r in self.read() if r.signal.name == "main_thread"), None)
+
+    def open_files(self) -> int:
+        """Descriptors that lead into the tree."""
+        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+        return sum(1 for link in links if os.path.lexists(link) and str(self.tree.root) in os.readlink(link))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.source.close()
+    assert made.open_files() == 0
+
+
+POLL = Thread("232 0x5 0x7f 0x40 0xffffffff 0x0 0x8 0x7f 0x7f", "do_epoll_wait")
+SLEEP = Thread("230 0x0 0x0 0x7f 0x0 0x0 0x0 0x7f 0x7f", "hrtimer_nanosleep")
+RUNNING = Thread("running", "0", "R")
+READS = Thread("0 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7f 0x7f", "anon_pipe_read")
+DISK = Thread("0 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7f 0x7f", "folio_wait_bit_common", "D")
+FAULT = Thread("-1 0x7ffd 0x7f01", "folio_wait_bit_common", "D")
+ALL_UNREADABLE = dict.fromkeys(WAITS[:-1])
+
+
+def test_a_silent_rank_is_two_hundred_threads_in_futex(node: Node) -> None:
+    node.show({10: Thread(), **threads(203, Thread(), 11), 300: POLL})
+
+    assert node.look() == {"futex": 204, "poll": 1}
+    assert node.main() == "futex"
+
+
+def test_the_class_comes_from_the_system_call_and_from_the_state_where_that_does_not_say(node: Node) -> None:
+    node.show({10: RUNNING, 11: Thread(), 12: POLL, 13: SLEEP, 14: READS, 15: DISK, 16: FAULT})
+
+    assert node.look() == {"running": 1, "futex": 1, "poll": 1, "sleep": 1, "other": 1, "disk": 2}
+    assert node.main() == "running"
+
+
+def test_a_stopped_process_is_stopped_although_its_threads_still_show_futex(node: Node) -> None:
+    """After SIGSTOP the syscall file keeps the number of the wait that was interrupted."""
+    node.show({10: Thread(state="T"), 11: Thread(state="T")}, state="T")
+
+    assert node.look() == {"stopped": 2}
+    assert node.main() == "stopped"
+
+
+def test_a_traced_process_is_stopped_too(node: Node) -> None:
+    node.show({10: Thread(state="t")}, state="t")
+
+    assert node.look() == {"stopped": 1}
+
+
+def test_a_sleep_taken_up_again_is_what_its_symbol_says(node: Node) -> None:
+    """After SIGCONT the number is that of restart_syscall."""
+    again = "219 0x0 0x0 0x0 0x0 0x0 0x0 0x7f 0x7f"
+    node.show({10: Thread(again, "hrtimer_nanosleep"), 11: Thread(again, "futex_do_wait"), 12: Thread(again, "0")})
+
+    assert node.look() == {"sleep": 1, "futex": 1, "other": 1}
+
+
+def test_numbers_of_another_architecture_mean_other_things(tmp_path: Path) -> None:
+    node = Node(tmp_path, "aarch64")
+    node.show({10: Thread("98 0x7f 0x0 0x0 0x0 0x0 0x0 0x7f 0x7f"), 11: Thread(FUTEX, "inet_csk_accept")})
+
+    assert node.look() == {"futex": 1, "other": 1}
+    node.source.close()
+
+
+def test_an_unknown_architecture_is_read_by_symbols(tmp_path: Path) -> None:
+    node = Node(tmp_path, "riscv64")
+    node.show({10: Thread(), 11: Thread("98 0x0", "hrtimer_nanosleep"), 12: RUNNING})
+
+    assert node.look() == {"futex": 1, "sleep": 1, "running": 1}
+    node.source.close()
+
+
+def test_an_unknown_architecture_without_symbols_is_unreadable(tmp_path: Path) -> None:
+    node = Node(tmp_path, "riscv64")
+    node.show({10: Thread(wchan="0"), 11: Thread(wchan="0")})
+
+    assert node.look() == {**ALL_UNREADABLE, "unreadable": 2}
+    node.source.close()
+
+
+def test_without_the_right_to_syscall_the_symbols_count(node: Node) -> None:
+    node.show({10: Thread(None), 11: Thread(None, "do_epoll_wait"), 12: Thread(None, "0", "R")})
+
+    assert node.look() == {"futex": 1, "poll": 1, "running": 1}
+
+
+def test_a_thread_in_disk_sleep_is_known_by_its_state_where_only_symbols_are(node: Node) -> None:
+    node.show({10: Thread(None), 11: Thread(None, "folio_wait_bit_common", "D"), 12: Thread(None, "anon_pipe_read")})
+
+    assert node.look() == {"futex": 1, "disk": 1, "other": 1}
+
+
+@pytest.mark.parametrize("symbol", ["0", None])
+def test_a_zero_for_a_sleeping_thread_makes_all_unreadable_and_never_no_blocked_threads(
+    node: Node, symbol: str | None
+) -> None:
+    """No right to look, an x86 kernel before 5.16, or a kernel without the file: all the same to us."""
+    node.show({10: Thread(None, symbol), 11: Thread(None, symbol, "R"), 12: Thread(None, symbol, "D")})
+
+    assert node.look() == {**ALL_UNREADABLE, "unreadable": 3}
+    assert {r.reason for r in node.read() if r.value is None} == {"permission"}
+    assert node.main() is None
+
+
+def test_a_zero_while_every_thread_runs_or_has_ended_proves_nothing(node: Node) -> None:
+    node.show({10: Thread(None, "0", "R"), 11: Thread(None, "0", "Z")})
+
+    assert node.look() == {"running": 1, "other": 1}
+
+
+def test_files_that_open_and_cannot_be_read_are_unreadable_and_never_zero(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.show({10: Thread(None), 11: Thread(None)})
+    for thread in (10, 11):
+        (node.tree.folder(10) / f"task/{thread}/syscall").mkdir()
+
+    assert node.look() == dict.fromkeys(WAITS)
+    assert {r.reason for r in node.read()} == {"error"}
+    node.source.close()
+
+
+def test_the_set_of_threads_changes(node: Node) -> None:
+    node.show({10: Thread(), 11: Thread()})
+    before = node.look()
+    node.show({10: Thread(), 12: POLL, 13: POLL})
+    after = node.look()
+    node.show({10: Thread()})
+
+    assert (before, after, node.look()) == ({"futex": 2}, {"futex": 1, "poll": 2}, {"futex": 1})
+    assert node.open_files() == 1
+
+
+def test_as_many_threads_as_before_may_be_other_threads(node: Node) -> None:
+    node.show({10: Thread(), 11: Thread()})
+    node.look()
+    node.show({10: Thread(), 12: POLL})
+
+    assert node.look() == {"futex": 1, "poll": 1}
+
+
+def test_a_leader_that_ended_before_its_threads_does_not_hide_them(node: Node) -> None:
+    node.show({10: Thread("-1 0x0 0x0", "0", "Z"), 11: Thread(), 12: Thread()}, state="Z")
+
+    assert node.look() == {"futex": 2, "other": 1}
+
+
+def test_a_process_that_vanished_is_not_spoken_of(node: Node) -> None:
+    node.show({10: Thread()})
+    node.look()
+    node.tree.end(10)
+
+    assert node.read() == []
+
+
+def test_a_process_that_vanishes_while_it_is_read_is_not_spoken_of(node: Node) -> None:
+    node.show({10: Thread()})
+    shutil.rmtree(node.tree.folder(10) / "task")
+
+    assert node.read() == []
+
+
+def test_another_process_with_the_same_pid_is_not_counted(node: Node) -> None:
+    node.show({10: Thread()})
+    node.tree.replace(10, "y", started=500.0, tasks={10: POLL})
+
+    assert node.read() == []
+
+
+def test_front_ends_are_summed_and_have_no_main_thread(node: Node) -> None:
+    node.show({10: POLL}, 10, "main")
+    node.show({20: POLL, 21: Thread()}, 20, "detokenizer")
+    node.show({30: Thread()}, 30, "engine")
+
+    assert node.look("frontend") == {"poll": 2, "futex": 1}
+    assert [r.labels[1:] for r in node.read() if r.signal.name == "main_thread"] == [("engine", "futex")]
+
+
+def test_one_unreadable_front_end_makes_their_sum_unreadable(node: Node) -> None:
+    node.show({10: POLL}, 10, "main")
+    node.show({20: Thread(None, "0")}, 20, "detokenizer")
+
+    assert node.look("frontend") == {**ALL_UNREADABLE, "unreadable": 1}
+
+
+def test_a_garbled_file_is_an_error_and_not_a_death(node: Node) -> None:
+    node.show({10: Thread()})
+    (node.tree.folder(10) / "stat").write_text("10 (x")
+
+    assert {(r.value, r.reason) for r in node.read()} == {(None, "error")}
+
+
+def test_without_room_for_descriptors_threads_are_read_without_keeping_them(tmp_path: Path) -> None:
+    node = Node(tmp_path, most_kept=3)
+    node.show({10: Thread(), 11: POLL}, 10, "TP0")
+    node.show({20: Thread(), 21: POLL, 22: POLL}, 20, "TP1")
+
+    assert (node.look("TP0"), node.look("TP1")) == ({"futex": 1, "poll": 1}, {"futex": 1, "poll": 2})
+    assert node.open_files() == 2
+    node.source.close()
+
+
+def test_without_room_and_without_the_right_it_is_unreadable_all_the_same(tmp_path: Path) -> None:
+    node = Node(tmp_path, most_kept=0)
+    node.show({10: Thread(None, "0"), 11: Thread(None, "0")})
+
+    assert node.look() == {**ALL_UNREADABLE, "unreadable": 2}
+    node.source.close()
+
+
+def test_room_is_given_back_when_a_process_goes(tmp_path: Path) -> None:
+    node = Node(tmp_path, most_kept=2)
+    for number in range(5):
+        node.show({10: Thread(), 11: Thread()})
+        assert node.look() == {"futex": 2}, number
+        assert node.open_files() == 2
+        node.tree.end(10)
+        node.processes.clear()
+        node.look()
+    node.source.close()
+
+
+def test_a_process_whose_clock_stands_is_not_read_again(tmp_path: Path) -> None:
+    """A real process and its clock, its files in a tree of ours: an unmoved clock proves that no thread ran."""
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    try:
+        node = Node(tmp_path)
+        (tmp_path / "self").symlink_to(str(os.getpid()))
+        node.source = Threads(Host(Config(), (), proc=tmp_path), "x86_64", 100)
+        node.show({child.pid: Thread()}, child.pid)
+        before = node.look()
+        node.show({child.pid: POLL}, child.pid)
+        skipped = node.look()
+    finally:
+        child.communicate()
+        node.source.close()
+
+    assert (before, skipped) == ({"futex": 1}, {"futex": 1})
+
+
+def test_a_process_whose_clock_moves_is_read_again(tmp_path: Path) -> None:
+    """The twin of the test above: our own clock moves with each line."""
+    node = Node(tmp_path)
+    (tmp_path / "self").symlink_to(str(os.getpid()))
+    node.source = Threads(Host(Config(), (), proc=tmp_path), "x86_64", 100)
+    node.show({os.getpid(): Thread()}, os.getpid())
+    before = node.look()
+    node.show({os.getpid(): POLL}, os.getpid())
+
+    assert (before, node.look()) == ({"futex": 1}, {"poll": 1})
+    node.source.close()
+
+
+def test_our_own_threads_are_read_from_the_real_files() -> None:
+    source = Threads(Host(Config(), ()))
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    process = Process(ProcessId(os.getpid(), ticks), "TP0")
+    server = Server("s", "vllm", "server", process.id, 0.0, (process,))
+
+    found = {r.labels[2]: r.value for r in source.read(Scene(servers=(server,)), NOW) if isinstance(r, Reading)}
+    source.close()
+
+    assert sys.platform == "linux"
+    assert found["running"] == 1
