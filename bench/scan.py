@@ -80,23 +80,29 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--processes", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--settle", type=float, default=40.0, help="seconds until no process counts as young")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         start_server(stack)
         start_sleepers(arguments.processes, stack)
         peer = start_peer(folder, stack)
-        time.sleep(15)
-        print(json.dumps(measure(peer, arguments.rounds), indent=1))
+        print(json.dumps(measure(peer, arguments.rounds, arguments.settle), indent=1))
 
 
-def measure(peer: tuple[subprocess.Popen[bytes], str] | None, rounds: int) -> dict[str, object]:
+def measure(peer: tuple[subprocess.Popen[bytes], str] | None, rounds: int, settle: float) -> dict[str, object]:
     reports: list[Report] = []
     daemon = make_daemon(Settings(), reports.append)
     exposition = Exposition()
     parts: dict[str, list[float]] = {poller.source.name: [] for poller in daemon.pollers}
     ours: list[float] = []
     theirs: list[float] = []
+    until = time.monotonic() + settle
+    while time.monotonic() < until:
+        for poller in daemon.pollers:
+            poller.turn()
+        daemon.tick()
+        time.sleep(1.0)
     for number in range(rounds + 3):
         began = own_cpu()
         for poller in daemon.pollers:

@@ -95,7 +95,8 @@ class Poller:
 
     def join(self, seconds: float) -> bool:
         """Wait for the thread; True when it ended, so that the source may be closed."""
-        self._thread.join(seconds)
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def wake(self) -> None:

@@ -20,11 +20,14 @@ from . import Host, Moment
 from .procfs import ProcFs, Stat, parse_stat, reason_of
 from .wait_class import class_of_state, class_of_symbol, class_of_syscall
 
-SYSCALL_BYTES = 48
-"""Enough for the number; the arguments (addresses) are not looked at."""
+READ_BYTES = {"syscall": 4, "wchan": 48}
+"""Of syscall only the number (or `runn`): without the arguments equal waits read equal, and are counted at once."""
 
 _INTERRUPTED = (b"219", b"128")
 """restart_syscall: a sleep taken up again after a stop; the symbol says which."""
+
+Classes = tuple[dict[bytes, str], dict[int, str]]
+"""Wait classes by content, for contents that decide it, and by thread for the others."""
 
 
 class Room:
@@ -92,12 +95,10 @@ class ThreadFiles:
         if not contents:
             raise ProcessLookupError(errno.ESRCH, "no thread is left")
         if class_of_state(stat.state) == "stopped":
-            classes = dict.fromkeys(contents, "stopped")
-        elif self._file == "wchan":
-            classes = self._classes_by_symbol(contents)
-        else:
-            classes = {thread: self._class_by_number(thread, text) for thread, text in contents.items()}
-        self.counts, self.main = Counter(classes.values()), classes.get(self.id.pid)
+            self.counts, self.main = Counter(stopped=len(contents)), "stopped"
+            return
+        classes = self._classes_by_symbol if self._file == "wchan" else self._classes_by_number
+        self.counts, self.main = self._counted(contents, classes(contents))
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class ThreadFiles:
         folder = self._proc.path(self.id.pid, "task")
         if os.stat(folder).st_nlink - 2 != len(self._fds) and not self._relist(folder):
             return self._without_keeping(folder)
-        reads = map(os.pread, self._fds.values(), repeat(SYSCALL_BYTES), repeat(0))
+        reads = map(os.pread, self._fds.values(), repeat(READ_BYTES[self._file]), repeat(0))
         try:
             contents = dict(zip(self._fds, reads, strict=True))
         except (ProcessLookupError, PermissionError):
@@ -125,7 +126,7 @@ class ThreadFiles:
         contents = {}
         for thread, fd in tuple(self._fds.items()):
             try:
-                contents[thread] = os.pread(fd, SYSCALL_BYTES, 0)
+                contents[thread] = os.pread(fd, READ_BYTES[self._file], 0)
             except ProcessLookupError:
                 self._drop(thread)
             except PermissionError:
@@ -181,7 +182,7 @@ class ThreadFiles:
         """The file of a thread, opened for this one read; None when it cannot be read."""
         try:
             with open(self._path(thread, name), "rb", buffering=0) as file:
-                return file.read(SYSCALL_BYTES)
+                return file.read(READ_BYTES[name])
         except (PermissionError, FileNotFoundError, ProcessLookupError):
             return None
 
@@ -199,31 +200,49 @@ class ThreadFiles:
         except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
             return "other"  # it ended a moment ago
 
+    def _counted(self, contents: dict[int, bytes], classes: Classes) -> tuple[Counter[str], str | None]:
+        """Threads by class, and the class of the main thread."""
+        by_text, by_thread = classes
+        counts: Counter[str] = Counter(by_thread.values())
+        for text, number in Counter(contents.values()).items():
+            if text in by_text:
+                counts[by_text[text]] += number
+        main = self.id.pid
+        return counts, by_thread.get(main) or by_text.get(contents.get(main, b""))
+
     # --- judging --------------------------------------------------------------------------------------------
 
-    def _class_by_number(self, thread: int, text: bytes) -> str:
-        word = text.split(b" ", 1)[0].strip()
-        if (known := self._by_number.get(word)) is not None:
-            return known
-        if word == b"running":
-            return "running"
-        if word in _INTERRUPTED:
+    def _classes_by_number(self, contents: dict[int, bytes]) -> Classes:
+        by_text = {text: known for text in set(contents.values()) if (known := self._class_of_number(text))}
+        if len(by_text) == len(set(contents.values())):
+            return by_text, {}
+        unclear = {thread: text for thread, text in contents.items() if text not in by_text}
+        return by_text, {thread: self._class_of_thread(thread, text) for thread, text in unclear.items()}
+
+    def _class_of_number(self, text: bytes) -> str | None:
+        """The class a system call's number decides; None when the thread itself has to be looked at."""
+        return "running" if text == b"runn" else self._by_number.get(text.partition(b" ")[0].strip())
+
+    def _class_of_thread(self, thread: int, text: bytes) -> str:
+        if text.partition(b" ")[0] in _INTERRUPTED:
             symbol = self._once(thread, "wchan") or b""
             return class_of_symbol(symbol.decode("ascii", "replace").strip()) or "other"
         return self._state_class(thread) or "other"
 
-    def _classes_by_symbol(self, contents: dict[int, bytes]) -> dict[int, str]:
+    def _classes_by_symbol(self, contents: dict[int, bytes]) -> Classes:
         """By wchan.  `0` of a sleeping thread means that the kernel does not tell: then nothing of it counts."""
-        classes: dict[int, str] = {}
+        texts = set(contents.values())
+        symbols = {text: class_of_symbol(text.decode("ascii", "replace").strip()) for text in texts}
+        by_text = {text: known for text, known in symbols.items() if known is not None and known != "other"}
+        by_thread: dict[int, str] = {}
         for thread, text in contents.items():
-            known = class_of_symbol(text.decode("ascii", "replace").strip())
-            if known is None or known == "other":
-                state = self._state_class(thread)
-                if known is None and state in (None, "disk"):
-                    return dict.fromkeys(contents, "unreadable")
-                known = state or "other"
-            classes[thread] = known
-        return classes
+            if text in by_text:
+                continue
+            state = self._state_class(thread)
+            if symbols[text] is None and state in (None, "disk"):
+                return {}, dict.fromkeys(contents, "unreadable")
+            by_thread[thread] = state or "other"
+        return by_text, by_thread
 
 
 class Threads:
