@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .. import signals
@@ -63,6 +63,7 @@ class Member:
         self.missing_since: float | None = None
         self.dead = False
         self.usage: Usage | None = None
+        self.last: Stat | None = None  # as last read, also while it cannot be read now
         self.unreadable: str | None = None
         self._proc = proc
         self._clock: int | None = None
@@ -105,7 +106,7 @@ class Member:
             self._fail("vanished", now)
             return
         self.missing_since, self.unreadable, self._clock = None, None, clock
-        self.comm, self.usage = stat.comm, Usage(stat, self._read_io(), self._io_reason)
+        self.comm, self.last, self.usage = stat.comm, stat, Usage(stat, self._read_io(), self._io_reason)
 
     def _fail(self, reason: str, now: float) -> None:
         """Gone is not the same as unreadable: only the first may ever mean a death."""
@@ -147,6 +148,26 @@ class Account:
 
 
 @dataclass(slots=True)
+class Debt:
+    """What was counted of ended children and does not show in their parent's account yet, in CPU seconds.
+
+    `ranks`: of ranks and engines, which their parent waits for sooner or later.  `late`: of others, good for one
+    more look: who ignores its children never accounts for them.
+    """
+
+    ranks: float = 0.0
+    fresh: float = 0.0
+    late: float = 0.0
+
+    def take(self, grown: float) -> float:
+        """What of the growth of the parent's account was not counted before."""
+        left = self.ranks + self.fresh + self.late - grown
+        self.ranks = max(0.0, min(left, self.ranks))
+        self.late, self.fresh = max(0.0, min(left - self.ranks, self.fresh)), 0.0
+        return max(0.0, -left)
+
+
+@dataclass(slots=True)
 class Children:
     """CPU of the children of one server's ranks and engines, by kind.
 
@@ -158,37 +179,42 @@ class Children:
     seconds: dict[str, float] = field(default_factory=lambda: {"compiler": 0.0, "other": 0.0})
     live: Counter[str] = field(default_factory=Counter)
     _accounts: dict[ProcessId, Account] = field(default_factory=dict)
-    _owed: dict[int, float] = field(default_factory=dict)
+    _debts: dict[int, Debt] = field(default_factory=dict)
     _last_kind: str = "other"
 
     def update(self, parents: Iterable[Stat], children: Sequence[tuple[Stat, str]]) -> None:
         """Take in ranks and engines (`parents`) and their live children with kinds, parents before children."""
-        before = self._accounts
-        self._accounts = {}
         everyone = [*((stat, "") for stat in parents), *children]
         present = {stat.id for stat, _ in everyone}
-        fresh: dict[int, float] = {}
-        for process, account in before.items():
-            if process not in present:
-                fresh[account.parent] = fresh.get(account.parent, 0.0) + account.own + account.reaped
-                self._last_kind = account.kind or self._last_kind
-        carried, self._owed = self._owed, {}
+        self._note_ended({p: account for p, account in self._accounts.items() if p not in present})
+        before, self._accounts = self._accounts, {}
         for stat, kind in everyone:
-            new = fresh.get(stat.pid, 0.0)
-            self._count(stat, kind, before.get(stat.id), new + carried.get(stat.pid, 0.0), new)
+            self._count(stat, kind, before.get(stat.id))
+        pids = {stat.pid for stat, _ in everyone}
+        self._debts = {pid: debt for pid, debt in self._debts.items() if pid in pids}
         self.live = Counter(kind for stat, kind in children if not stat.is_over)
 
-    def _count(self, stat: Stat, kind: str, before: Account | None, debt: float, fresh: float) -> None:
-        """`debt`: counted of children that ended and not yet seen here; what of it is not `fresh` is given up."""
+    def _note_ended(self, ended: Mapping[ProcessId, Account]) -> None:
+        """Whoever waited for them, or for the one that waited for them, has them in its account."""
+        by_pid = {process.pid: account for process, account in ended.items()}
+        for account in ended.values():
+            parent = account.parent
+            for _ in ended:
+                parent = by_pid[parent].parent if parent in by_pid else parent
+            debt = self._debts.setdefault(parent, Debt())
+            if account.kind:
+                debt.fresh += account.own + account.reaped
+                self._last_kind = account.kind
+            else:
+                debt.ranks += account.own + account.reaped
+
+    def _count(self, stat: Stat, kind: str, before: Account | None) -> None:
         last = before or Account(0.0, 0.0 if kind else stat.reaped_cpu_seconds, 0, kind)
         own, reaped = max(last.own, stat.cpu_seconds), max(last.reaped, stat.reaped_cpu_seconds)
         if kind:
             self.seconds[kind] += own - last.own
-        grown = reaped - last.reaped - debt
-        if grown > 0:
-            self.seconds[kind or self._last_kind] += grown
-        elif fresh:
-            self._owed[stat.pid] = min(-grown, fresh)
+        unseen = self._debts.setdefault(stat.pid, Debt()).take(reaped - last.reaped)
+        self.seconds[kind or self._last_kind] += unseen
         self._accounts[stat.id] = Account(own, reaped, stat.ppid, kind)
 
 

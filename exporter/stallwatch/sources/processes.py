@@ -92,6 +92,7 @@ class Processes:
         self._starts: dict[str, int] = {}
         self._left: set[ProcessId] = set()  # still alive after their server started anew
         self._dropped: set[ProcessId] = set()
+        self._now = 0.0
         self.again_seconds: float | None = None
         self.dropped_servers = 0  # servers that found no room, so far
 
@@ -122,6 +123,7 @@ class Processes:
         if self._pending is not None:
             self._apply(self._pending)
             self._table.forget_commands()
+        self._now = now.monotonic
         self._table.look(now.monotonic)
         self._table.read_commands(self._is_candidate, now.monotonic)
         self._children = self._table.children()
@@ -190,7 +192,7 @@ class Processes:
 
     def _find_configured(self, configured: ConfiguredServer, taken: set[ProcessId], now: float) -> None:
         current = self._tracked.get(configured.name)
-        if current is not None and current.ended_at is None and not current.root_gone:
+        if current is not None and self._lives(current):
             return
         for known in sorted(self._table, key=_by_start):
             if known.id not in taken and not known.stat.is_over and self._matches(configured, known):
@@ -265,6 +267,12 @@ class Processes:
         self._adopt(tracked, now)
         taken.update(tracked.members)
 
+    def _lives(self, tracked: Tracked) -> bool:
+        """Whether its first process is still there: a restart between two looks ends the old start at once."""
+        self._table.refresh(tracked.root, self._now)
+        root = self._table.find(tracked.root)
+        return not tracked.root_gone and root is not None and not root.stat.is_over
+
     def _has_room(self, root: ProcessId) -> bool:
         alive = sum(1 for tracked in self._tracked.values() if tracked.ended_at is None)
         if alive < self._config.limits.servers:
@@ -290,7 +298,7 @@ class Processes:
         while True:
             name = stem + suffix if port and number == 1 else f"{stem}-{number}{suffix}"
             other = self._tracked.get(name)
-            if other is None or other.ended_at is not None or other.root_gone:
+            if other is None or not self._lives(other):
                 return name
             number += 1
 
@@ -419,9 +427,9 @@ class Processes:
         for process, _ in children:
             self._table.refresh(process, now)
         found = [(self._table.find(process), kind) for process, kind in children]
-        watched = (member.usage for member in tracked.members.values() if member.role in ("rank", "engine"))
+        watched = [m for m in tracked.members.values() if m.role in ("rank", "engine") and m.missing_since is None]
         tracked.children.update(
-            [usage.stat for usage in watched if usage is not None],
+            [member.last for member in watched if member.last is not None],
             [(known.stat, kind) for known, kind in found if known is not None and known.id not in tracked.members],
         )
 

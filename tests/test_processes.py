@@ -1,0 +1,604 @@
+"""Finding servers and naming their ranks, on a folder that looks like /proc."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proc_tree import BOOT
+from process_node import INDUCTOR, SPAWN, TRACKER, Node, configured
+from stallwatch.config import Config, ConfiguredServer, Discovery, Limits, Match
+from stallwatch.model import RankName
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.source.close()
+
+
+# --- finding -----------------------------------------------------------------------------------------------
+
+
+def test_vllm_is_found_with_its_engine_and_ranks(node: Node) -> None:
+    node.vllm(command="vllm serve /hub/org/m --port 9000 -tp 2 --node-rank 1 --nnodes 2 --master-addr a")
+    node.tree.add(50, TRACKER, ppid=100)
+    node.tree.add(51, "cron", comm="cron")
+
+    server = node.look().server
+
+    assert (server.name, server.framework, server.role) == ("vllm-9000", "vllm", "server")
+    assert (server.model, server.tensor_parallel, server.nnodes, server.node_rank) == ("org/m", 2, 2, 1)
+    assert (server.ports, server.starts, server.started_at) == ((9000,), 1, BOOT + 100.0)
+    assert node.ranks == {100: "main", 101: "engine", 110: "TP0", 111: "TP1"}
+    assert node.alive() == {"engine": 1.0, "TP0": 1.0, "TP1": 1.0}
+    assert node.value("server_alive") == 1.0
+    assert {r.labels[1:] for r in node.readings("rank_info")} == {
+        ("engine", "101", ""),
+        ("TP0", "110", ""),
+        ("TP1", "111", ""),
+    }
+
+
+def test_sglang_is_found_below_its_controller(node: Node) -> None:
+    node.tree.add(100, "python3 -m sglang.launch_server --model-path m --dp 2 --tp 2")
+    node.tree.add(101, "sglang::data_parallel_controller", comm="sglang::data_pa", ppid=100)
+    node.tree.add(102, "sglang::detokenizer", comm="sglang::detoken", ppid=100)
+    node.tree.add(110, "sglang::scheduler_DP0_TP0", comm="sglang::schedul", ppid=101)
+    node.tree.add(111, "sglang::scheduler_DP1_TP1", comm="sglang::schedul", ppid=101)
+
+    server = node.look().server
+
+    assert (server.name, server.ports, server.ranks_expected) == ("sglang-30000", (30000,), 4)
+    assert node.ranks == {100: "main", 101: "controller", 102: "detokenizer", 110: "DP0-TP0", 111: "DP1-TP1"}
+
+
+def test_the_server_is_the_program_and_not_the_shell_that_holds_its_command(node: Node) -> None:
+    node.tree.add(90, ("bash", "-c", "vllm serve org/m --port 1"), comm="bash")
+    node.vllm(command="vllm serve org/m --port 1")
+    node.tree.change(100, ppid=90)
+
+    assert node.look().server.root.pid == 100
+
+
+def test_a_program_whose_main_thread_pytorch_renamed_is_found(node: Node) -> None:
+    """PyTorch 2.4 names the thread that imports it, and with it the process."""
+    node.tree.add(100, "python3 -m sglang.launch_server --tp 1", comm="pt_main_thread")
+
+    assert node.look().names == ["sglang-30000"]
+
+
+def test_a_launcher_that_becomes_the_server_is_found(node: Node) -> None:
+    node.tree.add(100, "python3 launcher.py")
+    before = node.look().names
+    node.tree.change(100, "python3 -m sglang.launch_server", stack=9)
+
+    assert (before, node.look().names) == ([], ["sglang-30000"])
+
+
+def test_an_engine_in_a_script_is_embedded_in_that_script(node: Node) -> None:
+    node.tree.add(80, "bash", comm="bash")
+    node.tree.add(100, "python3 batch.py --secret x", ppid=80)
+    node.tree.add(101, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=100)
+    node.tree.add(110, "VLLM::Worker_TP0", comm="VLLM::Worker_TP", ppid=101)
+    node.tree.add(111, "VLLM::Worker_TP1", comm="VLLM::Worker_TP", ppid=101)
+
+    server = node.look().server
+
+    assert (server.name, server.role, server.root.pid, server.ports) == ("vllm-1", "embedded", 100, ())
+    assert node.ranks == {100: "main", 101: "engine", 110: "TP0", 111: "TP1"}
+
+
+def test_an_engine_in_a_notebook_is_embedded_in_its_kernel(node: Node) -> None:
+    node.tree.add(90, "python3 -m jupyterlab", comm="jupyter-lab")
+    node.tree.add(100, "python3 -m ipykernel_launcher -f k.json", ppid=90)
+    node.tree.add(101, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=100)
+
+    server = node.look().server
+
+    assert (server.role, server.root.pid, node.ranks) == ("embedded", 100, {100: "main", 101: "engine"})
+
+
+def test_a_script_that_is_the_first_process_of_its_container_is_found(node: Node) -> None:
+    node.tree.add(1, "python3 batch.py", ppid=0)
+    node.tree.add(101, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=1)
+
+    assert node.look().server.root.pid == 1
+
+
+def test_a_server_that_is_the_first_process_keeps_the_engine_that_comes_later(node: Node) -> None:
+    node.tree.add(1, "vllm serve org/m", comm="vllm", ppid=0)
+    node.look()
+    node.tree.add(101, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=1)
+
+    assert node.look().names == ["vllm-8000"]
+    assert node.ranks == {1: "main", 101: "TP0"}
+
+
+@pytest.mark.parametrize(("ppid", "comm"), [(1, "systemd"), (70, "containerd-shim"), (70, "bash")])
+def test_an_engine_whose_program_is_gone_is_nobodys_server(node: Node, ppid: int, comm: str) -> None:
+    node.tree.add(ppid, "x", comm=comm, ppid=0)
+    node.tree.add(101, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=ppid)
+
+    assert node.look().names == []
+
+
+def test_what_is_excluded_is_not_found_by_its_engine_either(tmp_path: Path) -> None:
+    node = configured(tmp_path, discovery=Discovery(exclude=(re.compile("--smoke-test"),)))
+    node.vllm(command="vllm serve org/m --smoke-test")
+
+    assert node.look().names == []
+
+
+def test_only_wanted_frameworks_and_users_are_discovered(tmp_path: Path) -> None:
+    here = str(os.geteuid())
+    for discovery, expected in (
+        (Discovery(), ["sglang-30000", "vllm-8000"]),
+        (Discovery(frameworks=("sglang",)), ["sglang-30000"]),
+        (Discovery(users=(here,)), ["sglang-30000", "vllm-8000"]),
+        (Discovery(users=("4294967", "no-such-user")), []),
+        (Discovery(enabled=False), []),
+    ):
+        node = configured(tmp_path / str(id(discovery)), discovery=discovery)
+        node.vllm()
+        node.tree.add(200, "python3 -m sglang.launch_server")
+        assert node.look().names == expected
+
+
+def test_a_user_is_named_as_on_this_machine(tmp_path: Path) -> None:
+    node = configured(tmp_path, discovery=Discovery(users=("root",)))
+    node.vllm()
+
+    assert node.look().names == (["vllm-8000"] if os.geteuid() == 0 else [])
+
+
+def test_at_the_limit_further_servers_are_counted_once_each(tmp_path: Path) -> None:
+    node = configured(tmp_path, limits=Limits(servers=1))
+    node.vllm(100, command="vllm serve m --port 1")
+    node.vllm(200, command="vllm serve m --port 2", started=200.0)
+    node.look()
+    node.look()
+
+    assert node.names == ["vllm-1"]
+    assert node.source.dropped_servers == 1
+
+
+# --- names and starts --------------------------------------------------------------------------------------
+
+
+def test_a_second_live_server_with_the_same_port_is_told_apart(node: Node) -> None:
+    node.vllm(100)
+    node.vllm(200, started=200.0)
+
+    assert [(s.name, s.root.pid) for s in node.look().servers] == [("vllm-8000", 100), ("vllm-8000-2", 200)]
+
+
+def test_the_place_is_part_of_the_name(node: Node) -> None:
+    node.vllm(100, cgroup=f"0::/docker/{'4f' * 32}\n")
+    node.vllm(200, cgroup="0::/system.slice/llm.service\n")
+    node.vllm(300, cgroup="0::/slurm/uid_1/job_77/step_0\n")
+
+    found = {s.root.pid: s for s in node.look().servers}
+
+    assert {pid: s.name for pid, s in found.items()} == {
+        100: "vllm-8000@4f4f4f4f4f4f",
+        200: "vllm-8000@llm.service",
+        300: "vllm-8000",
+    }
+    assert (found[100].container, found[200].unit, found[300].slurm_job) == ("4f4f4f4f4f4f", "llm.service", "77")
+
+
+def test_a_restart_keeps_the_name_and_counts(node: Node) -> None:
+    node.vllm(100)
+    node.look()
+    node.tree.end(100, 101, 110, 111)
+    node.look()
+    node.look()
+    node.vllm(200, started=200.0)
+    node.look()
+
+    assert (node.server.name, node.server.starts, node.server.root.pid) == ("vllm-8000", 2, 200)
+    assert node.value("server_starts_total") == 2
+    assert node.value("server_start_timestamp_seconds") == BOOT + 200.0
+
+
+def test_a_pid_that_is_used_again_between_two_looks_is_a_new_start(node: Node) -> None:
+    node.tree.add(100, "vllm serve m", comm="vllm", cpu=50.0)
+    node.look()
+    node.tree.replace(100, "vllm serve m", comm="vllm", cpu=1.0, started=300.0)
+    node.look()
+    node.look()
+
+    assert (node.server.starts, node.server.started_at) == (2, BOOT + 300.0)
+    assert node.value("process_cpu_seconds_total", "frontend") == 1.0
+
+
+def test_a_script_that_is_started_again_keeps_its_number(node: Node) -> None:
+    for start in (1, 2, 3):
+        node.tree.add(100 * start, "python3 batch.py", started=100.0 * start)
+        node.tree.add(100 * start + 1, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=100 * start)
+        node.look()
+        assert (node.server.name, node.server.starts) == ("vllm-1", start)
+        node.tree.end(100 * start, 100 * start + 1)
+        node.look()
+        node.look()
+
+
+def test_what_an_earlier_start_left_behind_is_not_a_server_of_its_own(node: Node) -> None:
+    node.vllm(100)
+    node.look()
+    node.tree.end(100)
+    for pid in (101, 110, 111):
+        node.tree.change(pid, ppid=1)
+    node.tree.add(1, "init", comm="systemd", ppid=0)
+    node.look()
+    node.look()
+    node.vllm(200, started=200.0)
+    node.look()
+    node.look()
+
+    assert (node.names, node.server.root.pid) == (["vllm-8000"], 200)
+    assert node.alive() == {"engine": 1.0, "TP0": 1.0, "TP1": 1.0}
+
+
+def test_an_ended_server_is_known_as_gone_until_it_is_forgotten(node: Node) -> None:
+    node.vllm()
+    node.look()
+    node.tree.end(100, 101, 110, 111)
+    node.look()
+    node.look()
+    after_end = (node.servers, node.value("server_alive"))
+    node.look(599.0)
+    before_retention = node.value("server_alive")
+    node.look(2.0)
+
+    assert (after_end, before_retention) == (((), 0.0), 0.0)
+    assert node.readings("server_alive") == []
+
+
+def test_a_first_process_that_nobody_waits_for_is_no_new_start(node: Node) -> None:
+    """In a container without an init a zombie stays for ever."""
+    node.vllm()
+    node.look()
+    node.tree.end(101, 110, 111)
+    node.tree.change(100, (), state="Z")
+    for _ in range(3):
+        node.look()
+    node.look(700.0)
+    node.look(40.0)
+
+    assert node.servers == ()
+    assert node.readings("server_starts_total") == []
+
+
+# --- configured servers ------------------------------------------------------------------------------------
+
+
+def test_a_server_is_found_by_its_command_and_not_by_a_shell_or_a_child_with_the_same(tmp_path: Path) -> None:
+    match = Match(command=re.compile(r"my_server\.py"))
+    node = configured(tmp_path, ConfiguredServer("mine", match, model="org/x", port=7000, labels={"team": "a"}))
+    node.tree.add(90, ("sh", "-c", "python3 my_server.py"), comm="sh")
+    node.tree.add(100, "python3 my_server.py", ppid=90)
+    node.tree.add(101, "python3 my_server.py", ppid=100)
+
+    server = node.look().server
+
+    assert (server.name, server.framework, server.root.pid) == ("mine", "generic", 100)
+    assert (server.model, server.ports, dict(server.labels)) == ("org/x", (7000,), {"team": "a"})
+    assert node.ranks == {100: "main", 101: "worker"}
+
+
+def test_a_program_that_is_no_python_is_found_by_its_command(tmp_path: Path) -> None:
+    match = Match(command=re.compile("llama-server"))
+    node = configured(tmp_path, ConfiguredServer("llama", match))
+    node.tree.add(100, "/opt/llama-server -m x.gguf", comm="llama-server")
+
+    assert node.look().server.root.pid == 100
+
+
+def test_a_server_is_found_by_its_pid_file_below_the_root(tmp_path: Path) -> None:
+    node = configured(tmp_path, ConfiguredServer("mine", Match(pid_file="/run/llm.pid")))
+    node.tree.add(100, "llama-server", comm="llama-server")
+    before = node.look().server.starts
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/llm.pid").write_text("not yet")
+    half = node.look().server.starts
+    (tmp_path / "run/llm.pid").write_text("100\n")
+
+    assert (before, half, node.look().server.root.pid) == (0, 0, 100)
+
+
+@pytest.mark.parametrize("unit", ["llm.service", "llm"])
+def test_a_server_is_found_by_its_unit(tmp_path: Path, unit: str) -> None:
+    node = configured(tmp_path, ConfiguredServer("mine", Match(unit=unit)))
+    node.tree.add(99, "x", comm="x", cgroup="0::/system.slice/other.service\n")
+    node.tree.add(100, "x", comm="x", cgroup="0::/system.slice/llm.service\n")
+
+    assert (node.look().server.root.pid, node.server.unit) == (100, "llm.service")
+
+
+def test_a_server_is_found_by_its_container(tmp_path: Path) -> None:
+    node = configured(tmp_path, ConfiguredServer("mine", Match(container="4f4f4f")))
+    node.tree.add(99, "x", comm="x")
+    node.tree.add(100, "x", comm="x", cgroup=f"0::/docker/{'4f' * 32}\n")
+
+    assert node.look().server.root.pid == 100
+
+
+def test_a_server_is_found_by_the_port_in_its_arguments(tmp_path: Path) -> None:
+    node = configured(tmp_path, ConfiguredServer("mine", Match(port=8001), ranks=4))
+    node.vllm(100, command="vllm serve m --port 8000")
+    node.vllm(200, command="vllm serve m --port 8001")
+
+    found = {server.name: server for server in node.look().servers}
+
+    assert {name: server.root.pid for name, server in found.items()} == {"mine": 200, "vllm-8000": 100}
+    assert (found["mine"].framework, found["mine"].ranks_expected) == ("vllm", 4)
+
+
+def test_a_configured_server_that_never_came_is_known_with_no_start(tmp_path: Path) -> None:
+    node = configured(tmp_path, ConfiguredServer("mine", Match(unit="llm"), framework="vllm", model="m"))
+
+    server = node.look().server
+
+    assert (server.name, server.framework, server.model, server.starts) == ("mine", "vllm", "m", 0)
+    assert server.processes == ()
+    assert node.value("server_starts_total") == 0
+
+
+def test_a_configured_server_is_not_dropped_after_its_end(tmp_path: Path) -> None:
+    node = configured(tmp_path, ConfiguredServer("mine", Match(unit="llm")))
+    node.tree.add(100, "x", comm="x", cgroup="0::/system.slice/llm.service\n")
+    node.look()
+    node.tree.end(100)
+    node.look(40.0)
+    node.look()
+    node.look(700.0)
+
+    assert (node.names, node.server.processes) == (["mine"], ())
+    assert node.value("server_starts_total") == 1
+
+
+def test_the_first_match_is_the_oldest_process(tmp_path: Path) -> None:
+    node = configured(tmp_path, ConfiguredServer("mine", Match(unit="llm")))
+    node.tree.add(100, "x", comm="x", cgroup="0::/system.slice/llm.service\n", started=300.0)
+    node.tree.add(101, "x", comm="x", cgroup="0::/system.slice/llm.service\n", started=200.0)
+
+    assert node.look().server.root.pid == 101
+
+
+def test_a_new_configuration_holds_from_the_next_look(node: Node) -> None:
+    node.tree.add(100, "python3 my_server.py")
+    before = node.look().names
+    match = Match(command=re.compile(r"my_server"))
+    node.source.configure(Config(servers=(ConfiguredServer("mine", match),)))
+
+    assert (before, node.look().names, node.server.starts) == ([], ["mine"], 1)
+
+
+# --- ranks and their names ---------------------------------------------------------------------------------
+
+
+def test_titles_that_come_late_rename_and_the_front_ends_sums_never_fall(node: Node) -> None:
+    node.tree.add(100, "vllm serve m -tp 2", comm="vllm", cpu=10.0)
+    node.tree.add(101, SPAWN, ppid=100, cpu=1.0)
+    node.tree.add(110, SPAWN, ppid=101, cpu=2.0)
+    node.tree.add(111, SPAWN, ppid=101, cpu=3.0)
+    seen = [node.look().ranks]
+    sums = [node.value("process_cpu_seconds_total", "frontend")]
+    for pid, title, comm in (
+        (101, "VLLM::EngineCore", "VLLM::EngineCor"),
+        (110, "VLLM::Worker", "VLLM::Worker"),
+        (110, "VLLM::Worker_TP0", "VLLM::Worker_TP"),
+        (111, "VLLM::Worker_TP1", "VLLM::Worker_TP"),
+    ):
+        node.tree.change(pid, title, comm=comm)
+        seen.append(node.look().ranks)
+        sums.append(node.value("process_cpu_seconds_total", "frontend"))
+
+    assert [list(ranks.values()) for ranks in seen] == [
+        ["main", "worker", "worker", "worker"],
+        ["main", "engine", "worker", "worker"],
+        ["main", "engine", "worker", "worker"],
+        ["main", "engine", "TP0", "worker"],
+        ["main", "engine", "TP0", "TP1"],
+    ]
+    assert sums == [16.0] * 5
+    assert node.value("process_cpu_seconds_total", "TP1") == 3.0
+
+
+def test_names_of_fifteen_bytes_are_told_apart_by_the_titles(node: Node) -> None:
+    """The comm is cut: all ranks are called `VLLM::Worker_TP`."""
+    node.vllm(ranks=12, command="vllm serve m -tp 12")
+
+    assert sorted(rank for rank in node.look().ranks.values() if rank.startswith("TP")) == sorted(
+        f"TP{number}" for number in range(12)
+    )
+
+
+def test_a_new_title_behind_the_same_cut_name_is_found_while_the_server_starts(node: Node) -> None:
+    node.vllm()
+    node.look()
+    node.tree.change(111, "VLLM::Worker_TP7")
+    early = node.look().ranks[111]
+    late = node.look(30.0).ranks[111]
+    node.ready = frozenset({"vllm-8000"})
+    node.tree.change(111, "VLLM::Worker_TP8")
+    node.look(30.0)
+
+    assert (early, late, node.ranks[111]) == ("TP1", "TP7", "TP7")
+
+
+def test_a_title_that_hangs_while_it_is_read_again_keeps_the_rank(node: Node) -> None:
+    node.vllm()
+    node.look()
+    node.reads.reasons = dict.fromkeys((101, 110, 111), "timeout")
+
+    assert node.look(31.0).ranks == {100: "main", 101: "engine", 110: "TP0", 111: "TP1"}
+    assert [r.reason for r in node.readings("unidentified_processes") if r.value is None] == ["timeout"] * 3
+
+
+def test_the_log_names_workers_without_a_title_by_their_inner_pid(node: Node) -> None:
+    node.tree.add(100, "vllm serve m -tp 2", comm="vllm")
+    node.tree.add(101, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=100)
+    node.tree.add(110, "VLLM::Worker", comm="VLLM::Worker", ppid=101, inner_pid=33)
+    node.tree.add(111, SPAWN, ppid=101, inner_pid=34)
+    node.look()
+    node.rank_names = (
+        RankName("vllm-8000", 33, "TP0"),
+        RankName("vllm-8000", 34, "TP1"),
+        RankName("other", 34, "TP9"),
+        RankName("vllm-8000", 100, "TP5"),
+    )
+
+    assert node.look().ranks == {100: "main", 101: "engine", 110: "TP0", 111: "TP1"}
+
+
+def test_an_engine_that_runs_the_model_itself_is_the_only_rank(node: Node) -> None:
+    node.vllm(ranks=0, command="vllm serve m")
+
+    assert node.look().ranks == {100: "main", 101: "TP0"}
+    assert node.alive() == {"TP0": 1.0}
+
+
+def test_the_only_rank_counts_what_it_did_and_no_more(node: Node) -> None:
+    """Its name differs from its title at every look; that is no reason to count it again."""
+    node.vllm(ranks=0, command="vllm serve m", cpu=7.0, io={"read_bytes": 5})
+    values = [(node.look().value("process_cpu_seconds_total", "TP0"),) for _ in range(4)]
+
+    assert values == [(7.0,)] * 4
+    assert node.value("process_storage_read_bytes_total", "TP0") == 5
+
+
+def test_the_only_worker_of_an_engine_is_the_rank_and_not_the_engine(node: Node) -> None:
+    node.vllm(ranks=0, command="vllm serve m")
+    node.look()
+    node.tree.add(110, "VLLM::Worker", comm="VLLM::Worker", ppid=101)
+
+    assert node.look().ranks == {100: "main", 101: "engine", 110: "TP0"}
+
+
+def test_engines_of_a_data_parallel_server_are_its_ranks(node: Node) -> None:
+    node.tree.add(100, "vllm serve m -dp 2", comm="vllm")
+    node.tree.add(101, "VLLM::EngineCore_DP0", comm="VLLM::EngineCor", ppid=100)
+    node.tree.add(102, "VLLM::EngineCore_DP1", comm="VLLM::EngineCor", ppid=100)
+
+    assert node.look().ranks == {100: "main", 101: "DP0", 102: "DP1"}
+
+
+def test_forked_children_with_the_parents_command_become_what_their_titles_say(node: Node) -> None:
+    """`LLM()` in a script forks; until it sets its title a child looks like the script."""
+    node.tree.add(100, "python3 batch.py")
+    node.tree.add(101, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=100)
+    node.tree.add(110, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=101)
+    node.tree.add(111, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=101)
+    before = node.look().ranks
+    node.tree.change(110, "VLLM::Worker_TP0", comm="VLLM::Worker_TP")
+    node.tree.change(111, "VLLM::Worker_TP1", comm="VLLM::Worker_TP")
+
+    assert before == {100: "main", 101: "engine", 110: "worker", 111: "worker"}
+    assert node.look().ranks == {100: "main", 101: "engine", 110: "TP0", 111: "TP1"}
+
+
+@pytest.mark.parametrize("parent", [101, 111])
+def test_a_tool_that_still_shows_the_title_of_a_rank_or_engine_is_neither(node: Node, parent: int) -> None:
+    """Between fork and exec `g++` looks like the rank that runs it; its end is nobody's death."""
+    node.vllm()
+    node.look()
+    title = "VLLM::EngineCore" if parent == 101 else "VLLM::Worker_TP1"
+    node.tree.add(120, title, comm=title[:15], ppid=parent, started=200.0)
+    during = node.look().alive()
+    node.tree.change(120, "g++ -c x.cpp", comm="g++", stack=7)
+    compiling = node.look().value("server_child_processes", "compiler")
+    node.tree.end(120)
+    node.look()
+    node.look()
+
+    assert during == {"engine": 1.0, "TP0": 1.0, "TP1": 1.0}
+    assert compiling == 1
+    assert node.alive() == {"engine": 1.0, "TP0": 1.0, "TP1": 1.0}
+
+
+def test_helpers_of_an_engine_are_no_members(node: Node) -> None:
+    node.vllm()
+    node.tree.add(50, TRACKER, ppid=100)
+    node.tree.add(51, TRACKER, ppid=101)
+    node.tree.add(52, INDUCTOR, ppid=101)
+    node.tree.add(53, INDUCTOR, ppid=52)
+    node.tree.add(54, "python3 -m vllm.model_executor.models.registry", ppid=100)
+    node.tree.add(55, ("sh", "-c", "nvcc"), comm="sh", ppid=110)
+
+    assert node.look().ranks == {100: "main", 101: "engine", 110: "TP0", 111: "TP1"}
+
+
+def test_workers_that_come_and_go_are_forgotten(node: Node) -> None:
+    node.vllm()
+    for number in range(20):
+        node.tree.add(200 + number, SPAWN, ppid=100, cpu=1.0)
+        node.look()
+        node.tree.end(200 + number)
+    node.look()
+    node.look()
+
+    assert node.ranks == {100: "main", 101: "engine", 110: "TP0", 111: "TP1"}
+    assert node.value("process_cpu_seconds_total", "frontend") == 20.0
+
+
+def test_the_members_of_a_server_are_limited(tmp_path: Path) -> None:
+    node = configured(tmp_path, limits=Limits(ranks=2))
+    node.vllm(ranks=9)
+
+    assert len(node.look().ranks) == 4
+
+
+# --- what must not be said ---
+
+
+def test_secrets_in_arguments_and_environment_leave_by_no_way(node: Node) -> None:
+    secret = "sk-" + "PLANTED"
+    environ = {"OPENAI_API_KEY": secret, "HF_TOKEN": secret, "RANK": "0", "SLURM_JOB_ID": secret}
+    node.vllm(
+        command=f"vllm serve s3://key:{secret}@bucket/org/m --api-key {secret} --hf-token={secret}"
+        f" --master-addr {secret} --nnodes 2 --speculative-config /{secret}/x --port {secret} {secret}",
+        environ=environ,
+    )
+    node.tree.add(200, f"python3 x.py --password {secret}", ppid=110, environ=environ)
+
+    node.look()
+    node.look()
+
+    assert node.names == ["vllm-8000"]
+    assert secret not in repr(node.items)
+
+
+def test_command_lines_that_cannot_be_read_are_counted(node: Node) -> None:
+    node.vllm()
+    node.reads.reasons = {100: "permission"}
+    node.look()
+
+    assert [(r.value, r.reason) for r in node.readings("unidentified_processes")] == [
+        (1, None),
+        (None, "permission"),
+    ]
+
+
+def test_ten_thousand_names_are_not_all_remembered(node: Node) -> None:
+    for number in range(1100):
+        node.source._count_start(f"vllm-8000@{number}")
+
+    assert len(node.source._starts) == 1024
+    assert node.source._count_start("vllm-8000@1099") == 2
+
+
+def test_closing_gives_every_descriptor_back(node: Node) -> None:
+    node.vllm()
+    node.look()
+    node.source.close()
+
+    links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    assert not [link for link in links if os.path.lexists(link) and str(node.tree.root) in os.readlink(link)]
