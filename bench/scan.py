@@ -1,6 +1,6 @@
 """What a full cycle costs, as a ratio to a process-exporter scrape on the same load, in one run.
 
-    python bench/scan.py [--processes 2000] [--rounds 20]
+    python -m bench.scan [--processes 2000] [--rounds 20]
 
 Load, made here and ended here: a stand-in server of 8 ranks with about 200 threads each (really in futex, with
 100 Hz pollers, so that no CPU clock stands still) and 2,000 sleeping processes.  Ours: every collector read
