@@ -103,5 +103,6 @@ def test_a_slow_server_is_working_or_unknown(readable: list[str], open_folder: P
         server.wait_for_line("Load weight begin", 8)
         rest(3 * STALL_AFTER - WINDOW, server)
 
+        # `quiet` is what a server without progress is called until `stall_after`
         assert exporter.watch.states(server.name) <= {"working", "slow", "quiet", "unknown"}
-        assert exporter.watch.states(server.name) & {"working", "unknown"}
+        assert exporter.watch.last().servers[server.name]["state"] in ("working", "unknown")
