@@ -57,10 +57,10 @@ class CommandLines(Protocol):
     def close(self) -> None: ...
 
 
-def start_helper(proc: Path) -> subprocess.Popen[bytes]:
+def start_helper(proc: Path, popen: type[subprocess.Popen[bytes]] = subprocess.Popen) -> subprocess.Popen[bytes]:
     """A helper that reads below `proc`, with nothing of our environment."""
     program = str(Path(__file__).with_name("blocking_child.py"))
-    return subprocess.Popen(
+    return popen(
         [sys.executable, "-I", "-S", program, str(proc)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
