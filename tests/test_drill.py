@@ -43,9 +43,7 @@ def test_settings_change_numbers_only() -> None:
     assert changed.expected_rank is None
 
 
-@pytest.mark.parametrize(
-    "setting", ["name=x", "culprit", "culprit=8", "culprit=-1", "slow_load=maybe", "x=1"]
-)
+@pytest.mark.parametrize("setting", ["name=x", "culprit", "culprit=8", "culprit=-1", "slow_load=maybe", "x=1"])
 def test_a_setting_that_makes_no_sense_is_refused(setting: str) -> None:
     with pytest.raises(UnknownSettingError):
         with_settings(find_condition("normal"), [setting])

@@ -43,9 +43,7 @@ class Plan:
     limit_seconds: float
 
     def save(self, path: Path) -> None:
-        record = {
-            name: getattr(self, name) for name in ("model", "weights", "port", "parent_pid", "limit_seconds")
-        }
+        record = {name: getattr(self, name) for name in ("model", "weights", "port", "parent_pid", "limit_seconds")}
         path.write_text(json.dumps(record | {"condition": to_record(self.condition)}))
 
     @classmethod

@@ -65,9 +65,7 @@ def run(condition: Condition, port: int, limit_seconds: float, log: Path | None 
             process.wait()
 
 
-def _start(
-    folder: Path, condition: Condition, port: int, limit_seconds: float, log: Path
-) -> subprocess.Popen[bytes]:
+def _start(folder: Path, condition: Condition, port: int, limit_seconds: float, log: Path) -> subprocess.Popen[bytes]:
     model = folder / "models" / "drill-moe"
     weights = write_weights(model, condition.ranks)
     package = folder / "sglang"
