@@ -112,8 +112,6 @@ class Track:
         moved = max(amounts, default=0.0) >= floor
         if moved:
             samples.clear()
-        elif samples and at - samples[0][0] > window:
-            samples.popleft()
         samples.append((at, value))
         return moved
 

@@ -1,0 +1,318 @@
+"""What must hold for every history of readings (DESIGN section 5): random servers through timeline and episodes.
+
+A history is a list of looks, one per tick: what each collector may read at it and what the server did before
+it.  Moves are at least a floor, noise is that of stuck servers (REAL-SERVERS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from feed import TICK, WALL, Feed, server
+from stallwatch.config import Thresholds
+from stallwatch.model import Verdict
+from stallwatch.timeline import MIB
+
+T = Thresholds()
+MOST_TICKS = int(0.99 * T.stall_after / TICK)
+"""The longest gap between two strong moves, in ticks: 47, 235 s of 240 s."""
+
+bounded = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),  # shrinking such histories takes minutes
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def _add(counter: str, amount: float) -> Callable[[Feed, str, float], None]:
+    def move(feed: Feed, rank: str, t: float) -> None:
+        setattr(feed.of[rank], counter, getattr(feed.of[rank], counter) + amount)
+
+    return move
+
+
+def _child_cpu(feed: Feed, rank: str, t: float) -> None:
+    feed.child_cpu += 0.051 * TICK
+
+
+def _compiler(feed: Feed, rank: str, t: float) -> None:
+    """One is born or gone; none lives without using CPU."""
+    feed.compilers = 0 if feed.compilers else 1
+    feed.child_cpu += 0.06 * TICK
+
+
+def _resident(feed: Feed, rank: str, t: float) -> None:
+    """Memory that is taken is faulted in, page by page."""
+    feed.of[rank].resident += 16 * MIB
+    feed.of[rank].minor += 4096
+
+
+def _progress_line(feed: Feed, rank: str, t: float) -> None:
+    feed.tell(t, "load_progress", rank, done=t, total=1e6)
+
+
+STRONG: dict[str, Callable[[Feed, str, float], None]] = {
+    "storage": _add("storage", MIB),
+    "major faults": _add("major", 16),
+    "read": _add("read", 8 * MIB),
+    "written": _add("written", 17 * MIB),  # the log grows too
+    "minor faults": _add("minor", 1024),
+    "resident": _resident,
+    "resident down": _add("resident", -16 * MIB),
+    "children": _child_cpu,
+    "compiler": _compiler,
+    "log": _progress_line,
+}
+
+WEAK: dict[str, Callable[[Feed, str, float], None]] = {
+    "cpu": _add("cpu", TICK),
+    "heartbeat": lambda feed, rank, t: feed.tell(t, "heartbeat", rank, done=t, total=1e6),
+    "same bar": lambda feed, rank, t: feed.tell(t, "capture_progress", rank, done=1, total=9),
+    "waits": lambda feed, rank, t: feed.waits.update({rank: "futex" if feed.waits.get(rank) == "disk" else "disk"}),
+    "unreadable waits": lambda feed, rank, t: feed.waits.update({rank: ""}),
+    "log bytes": lambda feed, rank, t: setattr(feed, "log_bytes", feed.log_bytes + 1e6),
+    "a little storage": _add("storage", 1000.0),
+}
+
+RANKS = ("TP0", "TP1", "TP2")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One tick: what happens before it, who looks.  `ticks` since the one before."""
+
+    ticks: int = 1
+    moves: tuple[tuple[str, str], ...] = ()  # (name in STRONG or WEAK, rank)
+    processes: bool = True
+    io: bool = True
+    logs: bool = True
+    threads: bool = True
+
+
+@dataclass(slots=True)
+class Story:
+    """Feeds looks and keeps the verdicts.  Time in whole ticks."""
+
+    feed: Feed = field(default_factory=lambda: Feed(ranks=RANKS, server=server()))
+    t: float = 0.0
+    verdicts: list[tuple[float, Verdict]] = field(default_factory=list)
+
+    def begin(self) -> Story:
+        """The first look ever, which gives the counters their baseline."""
+        return self.look(Look())
+
+    def look(self, look: Look) -> Story:
+        for _ in range(look.ticks - 1):
+            self._tick(Look(processes=look.processes, io=look.io, logs=look.logs, threads=look.threads))
+        self._tick(look)
+        return self
+
+    def _tick(self, look: Look) -> None:
+        if self.verdicts:
+            self.t += TICK
+        feed, t = self.feed, self.t
+        feed.noise(t)
+        for name, rank in look.moves:
+            (STRONG.get(name) or WEAK[name])(feed, rank, t)
+        if look.processes:
+            feed.processes(t, io=look.io)
+        if look.logs:
+            feed.logs(t)
+        if look.threads:
+            feed.threads(t)
+        self.verdicts.append((t, feed.verdict(t)))
+
+    @property
+    def states(self) -> list[str]:
+        return [verdict.state for _, verdict in self.verdicts]
+
+    @property
+    def pages(self) -> list[float]:
+        return [t for t, verdict in self.verdicts if verdict.state in ("stalled", "failed")]
+
+
+def moves_of(
+    names: dict[str, Callable[[Feed, str, float], None]], least: int = 0
+) -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
+    one = st.tuples(st.sampled_from(sorted(names)), st.sampled_from(RANKS))
+    return st.lists(one, min_size=least, max_size=3).map(tuple)
+
+
+QUIET_LOOKS = st.lists(st.builds(Look, moves=moves_of(WEAK)), max_size=MOST_TICKS - 1)
+
+
+@bounded
+@given(st.lists(st.tuples(QUIET_LOOKS, moves_of(STRONG, least=1)), min_size=1, max_size=6))
+def test_a_move_in_every_stall_after_is_never_stalled(
+    gaps: list[tuple[list[Look], tuple[tuple[str, str], ...]]],
+) -> None:
+    """Whatever else happens, and with silences up to 0.99 of `stall_after`."""
+    story = Story().begin()
+    for quiet, moves in gaps:
+        for look in quiet:
+            story.look(look)
+        story.look(Look(ticks=MOST_TICKS - len(quiet), moves=moves))
+
+    assert story.pages == []
+
+
+@bounded
+@given(
+    st.lists(
+        st.builds(Look, ticks=st.integers(1, MOST_TICKS), moves=moves_of(STRONG | {"cpu": WEAK["cpu"]})), max_size=5
+    ),
+    st.sampled_from(sorted(STRONG)),
+    st.sampled_from(RANKS),
+)
+def test_what_stands_still_from_some_moment_on_is_stalled_in_time(before: list[Look], last: str, rank: str) -> None:
+    story = Story().begin()
+    for look in before:
+        story.look(look)
+    story.look(Look(moves=((last, rank),)))
+    stood_still = story.t
+
+    story.look(Look(ticks=int(T.stall_after / TICK) + 2))
+
+    after = [t - stood_still for t in story.pages if t > stood_still]
+    assert T.stall_after <= after[0] <= T.stall_after + 2 * TICK
+    assert story.states[-1] == "stalled"
+
+
+@bounded
+@given(
+    st.lists(
+        st.builds(Look, ticks=st.integers(1, 12), moves=st.tuples(st.tuples(st.just("cpu"), st.sampled_from(RANKS)))),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_ambiguous_channels_alone_never_page(looks: list[Look]) -> None:
+    story = Story().begin()
+    for look in looks:
+        story.look(look)
+
+    assert story.pages == []
+
+
+BLIND = {
+    "processes": lambda look: replace(look, processes=False),
+    "io": lambda look: replace(look, io=False),
+    "logs": lambda look: replace(look, logs=False),
+    "threads": lambda look: replace(look, threads=False),
+}
+
+
+@bounded
+@given(
+    st.lists(
+        st.builds(Look, ticks=st.integers(1, MOST_TICKS), moves=moves_of(STRONG, least=1)), min_size=1, max_size=6
+    ),
+    st.lists(st.lists(st.sampled_from(sorted(BLIND)), max_size=3), min_size=6, max_size=6),
+    st.integers(0, 60),
+)
+def test_removing_readings_never_makes_a_page(looks: list[Look], blind: list[list[str]], more: int) -> None:
+    """Collectors that stop, values that become unreadable: and then they see again."""
+    story = Story().begin()
+    for look, names in zip(looks, blind, strict=False):
+        for name in names:
+            look = BLIND[name](look)
+        story.look(look)
+    seen = Story().begin()
+    for look in looks:
+        seen.look(look)
+    assert seen.pages == []
+    assert story.pages == []
+
+    for _ in range(more):  # and a page afterwards comes no earlier than with all readings
+        story.look(Look())
+        seen.look(Look())
+    assert not story.pages or (seen.pages and story.pages[0] >= seen.pages[0])
+
+
+@bounded
+@given(st.integers(1, 200), st.sampled_from(sorted(BLIND)), moves_of(STRONG, least=1))
+def test_a_collector_that_was_blind_while_the_server_loaded_does_not_page_when_it_is_back(
+    ticks: int, name: str, moves: tuple[tuple[str, str], ...]
+) -> None:
+    story = Story().begin()
+    for _ in range(ticks):
+        story.look(BLIND[name](Look(moves=moves)))
+    story.look(Look())
+
+    assert story.pages == []
+
+
+@pytest.mark.parametrize("name", ["processes", "logs", "io"])
+@pytest.mark.parametrize("late", [1, 2, 3, 4, 20])
+def test_a_collector_that_is_late_just_when_the_silence_would_be_long_enough_does_not_page(
+    name: str, late: int
+) -> None:
+    move = "log" if name == "logs" else "storage"
+    story = Story().begin().look(Look(ticks=46))
+    story.look(BLIND[name](Look(ticks=1, moves=() if name == "logs" else ((move, "TP1"),))))
+    story.look(BLIND[name](Look(ticks=late)))
+    story.look(Look(moves=((move, "TP1"),) if name == "logs" else ()))
+
+    assert story.pages == []
+
+
+def test_storage_that_can_be_read_only_late_does_not_page_at_once() -> None:
+    """Read through the page cache, a load shows nowhere else."""
+    story = Story()
+    for _ in range(120):
+        story.look(Look(io=False, moves=(("read", "TP1"),)))
+    assert story.states[-1] == "unknown"
+
+    story.look(Look(ticks=40))
+    assert story.pages == []
+    story.look(Look(ticks=10))
+    assert story.states[-1] == "stalled"
+
+
+def test_an_exporter_started_in_a_silent_phase_does_not_page_at_once() -> None:
+    """Lines found on start are old; silence counts from when we began to watch."""
+    story = Story()
+    story.t = 5000.0
+    story.begin()
+    story.feed.tell(100.0, "load_begin", "TP0")
+
+    story.look(Look(ticks=47))
+    assert story.pages == []
+    story.look(Look(ticks=2))
+    assert story.states[-1] == "stalled"
+
+
+@bounded
+@given(st.lists(st.builds(Look, ticks=st.integers(1, MOST_TICKS), moves=moves_of(STRONG | WEAK)), max_size=8))
+def test_verdicts_do_not_flap(looks: list[Look]) -> None:
+    """A state that was left comes back only after something moved, or stopped moving, for a window."""
+    story = Story().begin()
+    for look in looks:
+        story.look(look)
+    story.look(Look(ticks=120))
+
+    tail = story.states[-120:]
+    changes = sum(1 for before, after in pairwise(tail) if before != after)
+    assert changes <= 3  # working, quiet, suspect, stalled: each once, in this order
+    assert tail[-1] == "stalled"
+
+
+@bounded
+@given(st.integers(50, 90), st.floats(-7200, 7200))
+def test_a_stall_is_one_episode_whatever_the_wall_clock_does(ticks: int, step: float) -> None:
+    story = Story().begin().look(Look(ticks=ticks))
+    feed, t = story.feed, story.t
+    for number in range(1, 10):
+        feed.look(t + number * TICK)
+        report = feed.tick(t + number * TICK, wall=WALL + t + number * TICK + step)
+
+        assert report.verdict == story.verdicts[-1][1]
+        assert report.since_timestamp == WALL + T.stall_after
