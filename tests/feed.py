@@ -89,9 +89,9 @@ class Feed:
     def processes(self, t: float, *, io: bool = True, measured: float | None = None) -> None:
         """One read of the `processes` collector.  `io` False: no right to read /proc/PID/io."""
         self.timeline.see([self.server], t)
-        self.timeline.put(self._process_readings(io), t, self.interval, measured)
+        self.timeline.put(self.process_readings(io), t, self.interval, measured)
 
-    def _process_readings(self, io: bool) -> list[Reading]:
+    def process_readings(self, io: bool = True) -> list[Reading]:
         name = self.server.name
         readings = [
             signals.SERVER_ALIVE.read(float(self.root), name),
@@ -110,15 +110,18 @@ class Feed:
 
     def logs(self, t: float) -> None:
         """One read of the `logs` collector."""
-        if self.log:
-            self.timeline.put([signals.LOG_BYTES.read(self.log_bytes, self.server.name, "log")], t, self.interval)
+        self.timeline.put(self.log_readings(), t, self.interval)
+
+    def log_readings(self) -> list[Reading]:
+        return [signals.LOG_BYTES.read(self.log_bytes, self.server.name, "log")] if self.log else []
 
     def threads(self, t: float, measured: float | None = None) -> None:
         """One read of the `threads` collector."""
-        for rank in self.ranks:
-            wait = self.waits.get(rank, "futex")
-            threads = signals.THREADS.read(205.0, self.server.name, rank, wait or "unreadable")
-            self.timeline.put([threads], t, self.interval, measured)
+        self.timeline.put(self.thread_readings(), t, self.interval, measured)
+
+    def thread_readings(self) -> list[Reading]:
+        waits = {rank: self.waits.get(rank, "futex") for rank in self.ranks}
+        return [signals.THREADS.read(205.0, self.server.name, r, w or "unreadable") for r, w in waits.items()]
 
     def tell(self, t: float, event: str, rank: str | None = None, **fields: float | str) -> None:
         """One line of the log."""
