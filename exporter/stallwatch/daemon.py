@@ -208,10 +208,18 @@ class Daemon:
             self.scene = replace(self.scene, servers=result.servers)
             self._wake_others(result)
         if result.listeners is not None:
-            self.scene = replace(self.scene, listeners=_distinct(result.listeners))
+            self._see_listeners(_distinct(result.listeners))
         if result.rank_names:
             known = dict.fromkeys((*self.scene.rank_names, *result.rank_names))
             self.scene = replace(self.scene, rank_names=tuple(known)[-MOST_RANK_NAMES:])
+
+    def _see_listeners(self, listeners: tuple[Listener, ...]) -> None:
+        """A port that opened is asked now, not an interval of `endpoints` later."""
+        opened = set(listeners) - set(self.scene.listeners)
+        self.scene = replace(self.scene, listeners=listeners)
+        for poller in self.pollers:
+            if opened and poller.source.name == "endpoints":
+                poller.wake()
 
     def _wake_others(self, result: Result) -> None:
         """A server came: the other sources look at it now, not an interval later."""
