@@ -67,7 +67,7 @@ ALLOWED: Mapping[str, str] = {
     # On top of all.
     "log_format": "",
     "parse": "model strict_yaml startup config frameworks sources.log_lines",
-    "assembly": "model config frameworks sources sources.logs sources.table daemon poller",
+    "assembly": "model strict_yaml config frameworks sources sources.logs sources.table daemon poller",
     "catalogue": "model signals sources.table daemon exposition",
     "check": ". assembly strict_yaml presentation",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation web.*",

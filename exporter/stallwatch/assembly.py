@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,12 @@ from .poller import Poller
 from .sources import Host
 from .sources.logs import Logs
 from .sources.table import SOURCES
+from .strict_yaml import InputError
 
 log = logging.getLogger(__name__)
+
+MOST_DESCRIPTORS = 65536
+"""Files we may have open: 4.4 KB of kernel memory each (measured), and more threads than a node has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +41,34 @@ def read_config(settings: Settings, frameworks: tuple[Framework, ...]) -> Config
     return load_config(settings.config_file, tuple(framework.name for framework in frameworks))
 
 
-def make_daemon(
-    settings: Settings, publish: Callable[[Report], None], config: Config | None = None
-) -> Daemon:
+def _check_proc(proc: Path) -> None:
+    """A wrong --path.procfs is said at once."""
+    try:
+        proc.joinpath("stat").read_bytes()
+    except OSError as error:
+        problem = f"is no /proc: stat cannot be read: {error.strerror}"
+        raise InputError(str(proc), 0, "--path.procfs", problem) from None
+
+
+def raise_descriptor_limit() -> None:
+    """As many open files as we may have: the threads collector keeps one per thread."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):
+        log.warning("descriptor limit stays", extra={"limit": soft})
+
+
+def make_daemon(settings: Settings, publish: Callable[[Report], None], config: Config | None = None) -> Daemon:
     """A daemon that is not started.  InputError when the configuration or a framework file is wrong."""
     frameworks = load_frameworks()
     config = config or read_config(settings, frameworks)
+    raise_descriptor_limit()
     host = Host(config, frameworks, Path(settings.procfs), Path(settings.rootfs))
-    host.proc.joinpath("stat").read_bytes()  # a wrong --path.procfs is said at once
+    _check_proc(host.proc)
 
     def pollers(scene: Callable[[], Scene], notify: Callable[[Result], None]) -> Iterable[Poller]:
         for name, make in SOURCES.items():

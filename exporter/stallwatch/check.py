@@ -21,6 +21,13 @@ ANSWER_SECONDS = 3.0
 LARGEST_ANSWER = 16 << 20
 
 
+_SERVER_KEYS = frozenset(
+    ("server", "framework", "role", "state", "reason", "since", "phase", "ready", "suspect_rank", "ranks", "channels")
+)
+_RANK_KEYS = frozenset(("rank", "pid", "phase", "load_progress", "alive", "wait", "gpu"))
+_CHANNEL_KEYS = frozenset(("channel", "state", "age_seconds"))
+
+
 def check(settings: Settings, url: str, seconds: float, server: str | None, output: str) -> int:
     """Print the document or the text; exit code 1 stalled or failed, 3 nothing to judge, else 0."""
     found = fetch(url)
@@ -35,13 +42,9 @@ def check(settings: Settings, url: str, seconds: float, server: str | None, outp
 
 def fetch(url: str) -> dict[str, Any] | None:
     """The document of a running `serve`; None when none answers."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(url, 0, "--url", "an http:// or https:// address is needed")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=ANSWER_SECONDS)
+    connection, path = _connection(url)
     try:
-        connection.request("GET", parts.path.rstrip("/") + "/api/v1/report")
+        connection.request("GET", path + "/api/v1/report")
         answer = connection.getresponse()
         content = answer.read(LARGEST_ANSWER)
         found = json.loads(content) if answer.status == 200 else None
@@ -49,8 +52,34 @@ def fetch(url: str) -> dict[str, Any] | None:
         return None
     finally:
         connection.close()
-    known = isinstance(found, dict) and found.get("schema") == 1 and isinstance(found.get("servers"), list)
-    return found if known else None
+    return found if _is_document(found) else None
+
+
+def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
+    """A connection that is not made yet, and the path in front of our own ones."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.scheme not in ("http", "https"):
+        raise InputError(url, 0, "--url", "an http:// or https:// address is needed")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(host, port, timeout=ANSWER_SECONDS), parts.path.rstrip("/")
+
+
+def _is_document(found: Any) -> bool:
+    """Whether it is the document of a `serve` (CONTRACT section 2), and not of whatever else listens there."""
+    if not isinstance(found, dict) or found.get("schema") != 1:
+        return False
+    return _are(found.get("servers"), _SERVER_KEYS) and all(
+        _are(server["ranks"], _RANK_KEYS) and _are(server["channels"], _CHANNEL_KEYS) for server in found["servers"]
+    )
+
+
+def _are(found: Any, keys: frozenset[str]) -> bool:
+    """Whether it is a list of objects with these keys."""
+    return isinstance(found, list) and all(isinstance(each, dict) and keys <= each.keys() for each in found)
 
 
 def watch(settings: Settings, seconds: float, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:

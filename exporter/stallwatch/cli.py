@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from . import __version__, log_format
 from .config import COLLECTORS, DEFAULT_LISTEN_ADDRESS
@@ -21,18 +22,29 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Flags are not guessed from their first letters: a typing error must not switch something else."""
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
+
     def error(self, message: str) -> None:  # type: ignore[override]
         """One sentence and exit code 2 (argparse prints the usage first, which hides it)."""
         raise UsageError(f"{message}; see {self.prog} --help")
+
+
+class Append(argparse.Action):
+    """Collects the values of a repeatable flag; the first one replaces the default."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, value: Any, flag: str | None = None) -> None:
+        given = f"{self.dest} given"
+        setattr(namespace, given, [*getattr(namespace, given, []), value])
+        setattr(namespace, self.dest, getattr(namespace, given))
 
 
 def environment_name(flag: str) -> str:
     return PREFIX + flag.lstrip("-").upper().replace(".", "_").replace("-", "_")
 
 
-def add_flag(
-    parser: argparse.ArgumentParser, flag: str, environ: Mapping[str, str], **options: object
-) -> None:
+def add_flag(parser: argparse.ArgumentParser, flag: str, environ: Mapping[str, str], **options: object) -> None:
     """A flag with a value; its environment variable gives the default."""
     name = environment_name(flag)
     if name in environ:
@@ -40,12 +52,12 @@ def add_flag(
         value: object = environ[name]
         try:
             value = convert(environ[name]) if callable(convert) else value
-        except ValueError as error:
+        except argparse.ArgumentTypeError as error:
             raise UsageError(f"{name}: {error}") from None
         choices = options.get("choices")
         if isinstance(choices, tuple) and value not in choices:
             raise UsageError(f"{name}: {value!r} is unknown; allowed are {', '.join(choices)}")
-        options["default"] = [value] if options.get("action") == "append" else value
+        options["default"] = [value] if options.get("action") is Append else value
     options["help"] = f"{options['help']} [${name}]"
     parser.add_argument(flag, **options)  # type: ignore[arg-type]
 
@@ -61,9 +73,7 @@ def add_switch(
     value = default if not word else word in TRUE_WORDS
     dest = flag.lstrip("-")
     parser.add_argument(flag, dest=dest, action="store_true", default=value, help=f"{text} [${name}]")
-    parser.add_argument(
-        f"--no-{dest}", dest=dest, action="store_false", default=value, help=argparse.SUPPRESS
-    )
+    parser.add_argument(f"--no-{dest}", dest=dest, action="store_false", default=value, help=argparse.SUPPRESS)
 
 
 def _seconds(text: str) -> float:
@@ -74,7 +84,7 @@ def _seconds(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
     return int(text)
 
@@ -92,9 +102,7 @@ def build_parser(environ: Mapping[str, str]) -> Parser:
         default="info",
         help="least severe line logged",
     )
-    add_flag(
-        common, "--log.format", environ, choices=log_format.FORMATS, default="logfmt", help="form of our log"
-    )
+    add_flag(common, "--log.format", environ, choices=log_format.FORMATS, default="logfmt", help="form of our log")
     commands = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", parser_class=Parser)
     for name, (text, add, _) in COMMANDS.items():
         add(commands.add_parser(name, parents=[common], help=text, description=text), environ)
@@ -104,13 +112,9 @@ def build_parser(environ: Mapping[str, str]) -> Parser:
 def _add_looking(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
     add_flag(parser, "--config.file", environ, metavar="FILE", help="configuration (YAML)")
     add_flag(parser, "--path.procfs", environ, default="/proc", metavar="DIR", help="where /proc is mounted")
-    add_flag(
-        parser, "--path.rootfs", environ, default="/", metavar="DIR", help="where the host's root is mounted"
-    )
+    add_flag(parser, "--path.rootfs", environ, default="/", metavar="DIR", help="where the host's root is mounted")
     for collector in COLLECTORS:
-        add_switch(
-            parser, f"--collector.{collector}", environ, True, f"use the {collector} collector (--no-… not)"
-        )
+        add_switch(parser, f"--collector.{collector}", environ, True, f"use the {collector} collector (--no-… not)")
 
 
 def _add_serve(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
@@ -120,7 +124,7 @@ def _add_serve(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
         parser,
         "--web.listen-address",
         environ,
-        action="append",
+        action=Append,
         metavar="ADDRESS",
         help=f"HOST:PORT, [IPV6]:PORT or :PORT; may be repeated (default {DEFAULT_LISTEN_ADDRESS})",
     )

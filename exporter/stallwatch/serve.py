@@ -40,12 +40,13 @@ class Speaker:
         self._nothing_said = False
 
     def say(self, report: Report) -> None:
+        before, self._said = self._said, {}
         for server in document(report)["servers"]:
             state = tuple(server[key] for key in ("state", "reason", "suspect_rank", "phase"))
-            if self._said.get(server["server"]) != state:
-                self._said[server["server"]] = state
+            self._said[server["server"]] = state
+            if before.get(server["server"]) != state:
                 print(verdict_line(server), flush=True)
-        if not report.servers and not self._said and not self._nothing_said:
+        if not report.servers and not before and not self._nothing_said:
             self._nothing_said = True
             print("no inference server found yet; looking again every few seconds", flush=True)
 

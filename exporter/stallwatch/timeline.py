@@ -80,9 +80,7 @@ class Track:
         real_gap = measured - self._measured
         neighbours = self.read_at is not None and value is not None and self.value is not None and real_gap > 0
         self.rate = (value - self.value) / real_gap if neighbours else None  # type: ignore[operator]
-        if gap > 0:
-            self.usual_gap = min(0.7 * self.usual_gap + 0.3 * gap, 4 * self.usual_gap)
-        self.usual_gap = max(self.usual_gap, interval)
+        self.usual_gap = _usual(self.usual_gap, gap, interval)
         self.value, self.reason, self.read_at, self._measured = value, reason, at, measured
         if value is not None:
             self.known = value
@@ -116,6 +114,11 @@ class Track:
         return moved
 
 
+def _usual(before: float, gap: float, interval: float) -> float:
+    """The usual gap between looks after one more of them; a single long one does not count for much."""
+    return max(interval, min(0.7 * before + 0.3 * gap, 4 * before) if gap > 0 else before)
+
+
 @dataclass(frozen=True, slots=True)
 class WaitSample:
     """What the threads of one rank waited in at one look."""
@@ -131,10 +134,10 @@ class Waits:
 
     samples: deque[WaitSample] = field(default_factory=deque)
     counts: Mapping[str, int] | None = None
-    read_at: float = 0.0
+    read_at: float | None = None
     stopped_since: float | None = None
     disk_since: float | None = None
-    _fresh_seconds: float = 0.0
+    usual_gap: float = 0.0
     _measured: float = 0.0
 
     def put(
@@ -148,9 +151,10 @@ class Waits:
     ) -> None:
         """Take one look; `counts` None = unreadable.  After a gap (on the clock of `measured`, which counts our
         own pauses) nothing is known to have lasted."""
-        self._fresh_seconds = _STALE_AFTER_GAPS * interval + 1e-6
-        if measured - self._measured > self._fresh_seconds:
+        self.usual_gap = max(self.usual_gap, interval)
+        if measured - self._measured > _STALE_AFTER_GAPS * self.usual_gap:
             self.stopped_since = self.disk_since = None
+        self.usual_gap = _usual(self.usual_gap, at - self.read_at if self.read_at is not None else 0.0, interval)
         self.counts, self.read_at, self._measured = counts, at, measured
         present = frozenset(wait for wait, number in (counts or {}).items() if number)
         if main is None and len(present) == 1:
@@ -167,7 +171,7 @@ class Waits:
         return self.counts is not None
 
     def is_fresh(self, now: float) -> bool:
-        return now - self.read_at <= self._fresh_seconds
+        return self.read_at is not None and now - self.read_at <= _STALE_AFTER_GAPS * self.usual_gap + 1e-6
 
     def usual_main(self) -> str | None:
         """The class the main thread was in most often over the window."""

@@ -1,0 +1,229 @@
+"""The command line: every flag and its environment variable, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallwatch import __version__
+from stallwatch.cli import COMMANDS, UsageError, build_parser, environment_name, main
+from stallwatch.config import COLLECTORS
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of the machine the tests run on must not count."""
+    import os
+
+    for name in [name for name in os.environ if name.startswith("STALLWATCH_")]:
+        monkeypatch.delenv(name)
+
+
+def parsed(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    return vars(build_parser(environ or {}).parse_args(argv))
+
+
+SERVE_FLAGS = [
+    # flag, value on the command line or in the environment, key, what it means, default
+    ("--config.file", "a.yml", "config.file", "a.yml", None),
+    ("--path.procfs", "/host/proc", "path.procfs", "/host/proc", "/proc"),
+    ("--path.rootfs", "/host", "path.rootfs", "/host", "/"),
+    ("--web.listen-address", "[::1]:9", "web.listen_address", ["[::1]:9"], None),
+    ("--web.telemetry-path", "/m", "web.telemetry_path", "/m", "/metrics"),
+    ("--web.max-requests", "7", "web.max_requests", 7, 40),
+    ("--log.level", "debug", "log.level", "debug", "info"),
+    ("--log.format", "json", "log.format", "json", "logfmt"),
+]
+
+
+@pytest.mark.parametrize(("flag", "value", "key", "meaning", "default"), SERVE_FLAGS)
+def test_every_flag_has_a_default_and_an_environment_variable(
+    flag: str, value: str, key: str, meaning: object, default: object
+) -> None:
+    name = environment_name(flag)
+
+    assert parsed(["serve"])[key] == default
+    assert parsed(["serve", flag, value])[key] == meaning
+    assert parsed(["serve"], {name: value})[key] == meaning
+
+
+@pytest.mark.parametrize(("flag", "value", "key", "meaning", "default"), SERVE_FLAGS)
+def test_the_command_line_wins_over_the_environment(
+    flag: str, value: str, key: str, meaning: object, default: object
+) -> None:
+    others = {"--log.level": "error", "--log.format": "logfmt", "--web.max-requests": "9"}
+
+    assert parsed(["serve", flag, value], {environment_name(flag): others.get(flag, "/other")})[key] == meaning
+
+
+SWITCHES = [
+    *((f"collector.{name}", True) for name in COLLECTORS),
+    ("config.check", False),
+    ("web.enable-lifecycle", False),
+    ("once", False),
+]
+
+
+@pytest.mark.parametrize(("key", "default"), SWITCHES)
+def test_every_switch_can_be_set_both_ways_by_flag_and_by_environment(key: str, default: bool) -> None:
+    name = environment_name(f"--{key}")
+
+    assert parsed(["serve"])[key] is default
+    assert parsed(["serve", f"--{key}"])[key] is True
+    assert parsed(["serve", f"--no-{key}"])[key] is False
+    for word, value in (("true", True), ("1", True), ("False", False), ("no", False), ("", default)):
+        assert parsed(["serve"], {name: word})[key] is value
+    assert parsed(["serve", f"--{key}"], {name: "false"})[key] is True
+
+
+def test_the_names_of_variables_are_those_of_the_flags() -> None:
+    assert environment_name("--collector.gpu") == "STALLWATCH_COLLECTOR_GPU"
+    assert environment_name("--web.listen-address") == "STALLWATCH_WEB_LISTEN_ADDRESS"
+
+
+def test_the_help_of_serve_names_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["serve", "--help"])
+
+    text = capsys.readouterr().out
+    names = [environment_name(flag) for flag, *_ in SERVE_FLAGS] + [environment_name(f"--{key}") for key, _ in SWITCHES]
+    assert done.value.code == 0
+    assert [name for name in names if f"[${name}]" not in text] == []
+
+
+def test_a_repeated_listen_address_adds_up() -> None:
+    argv = ["serve", "--web.listen-address", ":1", "--web.listen-address", ":2"]
+
+    assert parsed(argv)["web.listen_address"] == [":1", ":2"]
+    assert parsed(argv, {"STALLWATCH_WEB_LISTEN_ADDRESS": ":3"})["web.listen_address"] == [":1", ":2"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({"STALLWATCH_WEB_MAX_REQUESTS": "many"}, "STALLWATCH_WEB_MAX_REQUESTS: 'many' is no whole number"),
+        ({"STALLWATCH_WEB_MAX_REQUESTS": "-1"}, "STALLWATCH_WEB_MAX_REQUESTS: '-1' is no whole number"),
+        (
+            {"STALLWATCH_LOG_LEVEL": "loud"},
+            "STALLWATCH_LOG_LEVEL: 'loud' is unknown; allowed are debug, info, warning, error",
+        ),
+        ({"STALLWATCH_LOG_FORMAT": "xml"}, "STALLWATCH_LOG_FORMAT: 'xml' is unknown; allowed are logfmt, json"),
+        (
+            {"STALLWATCH_COLLECTOR_GPU": "maybe"},
+            "STALLWATCH_COLLECTOR_GPU: 'maybe' is no boolean; allowed are true and false",
+        ),
+        ({"STALLWATCH_ONCE": "2"}, "STALLWATCH_ONCE: '2' is no boolean; allowed are true and false"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_what_is_allowed(environ: Mapping[str, str], sentence: str) -> None:
+    with pytest.raises(UsageError) as wrong:
+        build_parser(environ)
+
+    assert str(wrong.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        (["serve", "--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["serve", "--web.max", "3"], "unrecognized arguments: --web.max 3"),
+        (["serve", "--web.max-requests", "many"], "--web.max-requests: 'many' is no whole number"),
+        (["serve", "--log.level", "loud"], "invalid choice: 'loud'"),
+        (["serve", "--config.file"], "--config.file: expected one argument"),
+        (["serve", "surplus"], "unrecognized arguments: surplus"),
+        (["check", "--for", "2 days"], "'2 days' is no duration; write it as 90s, 5m or 1h30m"),
+        (["check", "--format", "xml"], "invalid choice: 'xml'"),
+        (["check", "--url", "localhost:10077"], "--url: an http:// or https:// address is needed"),
+        (["check", "--url", "http://localhost:port"], "--url: an http:// or https:// address is needed"),
+        (["check", "--url", "http://[::1"], "--url: an http:// or https:// address is needed"),
+        (["parse"], "the following arguments are required: LOGFILE"),
+        (["serve", "--path.procfs", "/nowhere/proc", "--once"], "--path.procfs: is no /proc"),
+        (["serve", "--config.file", "/nowhere/a.yml", "--config.check"], "/nowhere/a.yml: cannot be read"),
+        (["serve", "--web.listen-address", "nonsense", *(f"--no-collector.{name}" for name in COLLECTORS)], "nonsense"),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_exit_code_2(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(argv)
+
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert err.startswith("stallwatch: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_a_wrong_variable_is_one_sentence_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STALLWATCH_COLLECTOR_GPU", "maybe")
+
+    assert main(["signals"]) == 2
+    assert capsys.readouterr().err.startswith("stallwatch: STALLWATCH_COLLECTOR_GPU: ")
+
+
+def test_a_wrong_configuration_is_named_with_file_line_and_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.yml"
+    file.write_text("retention: 10m\nfrobnicate: 1\n")
+
+    assert main(["serve", "--config.file", str(file), "--config.check"]) == 2
+    assert capsys.readouterr().err.startswith(f"stallwatch: {file}:2: frobnicate: ")
+
+
+def test_a_right_configuration_is_said_to_be_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.yml"
+    file.write_text("retention: 10m\n")
+
+    assert main(["serve", "--config.file", str(file), "--config.check"]) == 0
+    assert capsys.readouterr().out == f"{file}: is right\n"
+
+
+def test_bare_stallwatch_prints_the_help_with_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+
+    out = capsys.readouterr().out
+    assert out.startswith("usage: stallwatch")
+    assert [name for name in COMMANDS if f"    {name}" not in out] == []
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["serve", "--version"], ["parse", "--version"]])
+def test_the_version_is_told_everywhere(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(argv)
+
+    assert done.value.code == 0
+    assert capsys.readouterr().out == f"stallwatch {__version__}\n"
+
+
+def test_frameworks_lists_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["frameworks"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} >= {"sglang", "vllm", "generic"}
+
+
+def test_signals_lists_every_signal_once_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["signals"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split("{")[0] for line in lines if line.startswith("stallwatch_")]
+    helps = [line for line in lines if line.startswith("    ") and line.strip()]
+    assert names == sorted(set(names))
+    assert len(helps) == len(names)
+    assert {"stallwatch_threads", "stallwatch_server_state", "stallwatch_log_silence_seconds"} <= set(names)
+
+
+def test_once_prints_one_page_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--once", *(f"--no-collector.{name}" for name in COLLECTORS)]) == 0
+
+    out = capsys.readouterr().out
+    assert "\nstallwatch_report_timestamp_seconds " in out
+    assert out.endswith("\n")
