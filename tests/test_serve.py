@@ -1,0 +1,168 @@
+"""`serve` as a process: what it says, how it reloads, what its signals do.  Its web is tested in test_web."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stallwatch.assembly import Settings, make_daemon
+from stallwatch.config import Config
+from stallwatch.model import Report, Verdict
+from stallwatch.serve import Reloading, Speaker, WebSettings, _handle_signals, serve, serve_once
+from stallwatch.web.published import Published
+
+SOON = 10.0
+
+
+# --- what it says ------------------------------------------------------------------------------------------
+
+
+def said(speaker: Speaker, report: Report, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    speaker.say(report)
+    return [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+
+
+def changed(report: Report, state: str) -> Report:
+    first, second = report.servers
+    return replace(report, servers=(first, replace(second, verdict=Verdict(state, "none", 1.0))))
+
+
+def test_a_verdict_is_said_when_it_changes(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    speaker = Speaker()
+
+    assert said(speaker, report, capsys) == ["sglang-8000", "vllm-8001"]
+    assert said(speaker, report, capsys) == []
+    assert said(speaker, changed(report, "working"), capsys) == ["vllm-8001"]
+    assert said(speaker, changed(report, "working"), capsys) == []
+
+
+def test_that_there_is_no_server_is_said_once(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    speaker, empty = Speaker(), replace(report, servers=())
+
+    assert said(speaker, empty, capsys) == ["no inference server found yet; looking again every few seconds"]
+    assert said(speaker, empty, capsys) == []
+
+
+def test_that_there_is_no_server_is_not_said_after_one_went(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    speaker = Speaker()
+    said(speaker, report, capsys)
+
+    assert said(speaker, replace(report, servers=()), capsys) == []
+
+
+def test_servers_that_went_are_not_remembered(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    speaker = Speaker()
+    said(speaker, report, capsys)
+    said(speaker, replace(report, servers=report.servers[:1]), capsys)
+
+    assert said(speaker, report, capsys) == ["vllm-8001"]
+
+
+# --- reload ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reloading(tmp_path: Path) -> tuple[Path, Reloading]:
+    """A daemon without collectors under a configuration file that can be changed."""
+    file = tmp_path / "a.yml"
+    file.write_text("intervals: {tick: 5s}\n")
+    settings = Settings(config_file=str(file), collectors=())
+    daemon = make_daemon(settings, lambda report: None)
+    return file, Reloading(daemon, settings, Published(5.0, lambda: 0.0))
+
+
+def test_a_good_configuration_is_taken(reloading: tuple[Path, Reloading]) -> None:
+    file, reload = reloading
+    file.write_text("intervals: {tick: 2s}\nverdict: {stall_after: 3m}\n")
+
+    assert reload.reload() is None
+    assert reload._daemon.config.verdict.stall_after == 180.0
+    assert reload._published.tick_seconds == 2.0
+    assert reload._daemon.tick().config_reload[0] is True
+
+
+def test_a_bad_configuration_is_refused_with_a_sentence_and_changes_nothing(
+    reloading: tuple[Path, Reloading], caplog: pytest.LogCaptureFixture
+) -> None:
+    file, reload = reloading
+    before = reload._daemon.config
+    file.write_text("intervals: {tick: soon}\n")
+
+    problem = reload.reload()
+    assert problem is not None
+    assert problem.startswith(f"{file}:1: intervals.tick: ")
+    assert reload._daemon.config is before
+    assert reload._daemon.tick().config_reload[0] is False
+    assert [(r.message, r.levelno) for r in caplog.records] == [("configuration not reloaded", logging.ERROR)]
+
+
+def test_a_configuration_that_is_right_again_is_taken_after_a_bad_one(reloading: tuple[Path, Reloading]) -> None:
+    file, reload = reloading
+    file.unlink()
+    assert reload.reload() is not None
+
+    file.write_text("retention: 1m\n")
+    assert reload.reload() is None
+    assert reload._daemon.tick().config_reload[0] is True
+
+
+# --- signals -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The handlers of before come back."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [(number, signal.getsignal(number)) for number in numbers]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_ticks(reloading: tuple[Path, Reloading], number: signal.Signals) -> None:
+    _, reload = reloading
+    _handle_signals(reload._daemon, reload)
+    signal.raise_signal(number)
+
+    reload._daemon.run()  # returns, for it was told to stop
+    assert reload._daemon.report is None
+
+
+@pytest.mark.usefixtures("handlers")
+def test_sighup_reads_the_configuration_again(reloading: tuple[Path, Reloading]) -> None:
+    file, reload = reloading
+    done = threading.Event()
+    taken = reload._daemon.reconfigure
+
+    def reconfigure(config: Config | None) -> None:
+        taken(config)
+        done.set()
+
+    reload._daemon.reconfigure = reconfigure  # type: ignore[method-assign]
+    _handle_signals(reload._daemon, reload)
+    file.write_text("retention: 1m\n")
+    signal.raise_signal(signal.SIGHUP)
+
+    assert done.wait(SOON)
+    assert reload._daemon.config.retention == 60.0
+
+
+# --- starting ----------------------------------------------------------------------------------------------
+
+
+def test_an_address_that_is_none_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(Settings(collectors=()), WebSettings(("nonsense",))) == 2
+    assert capsys.readouterr().err.startswith("stallwatch: cannot listen on 'nonsense': ")
+
+
+def test_once_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve_once(Settings(collectors=())) == 0
+    assert "\nstallwatch_build_info{" in capsys.readouterr().out
