@@ -67,9 +67,7 @@ def readings() -> Iterator[Reading]:
             yield from (signal.read(now * 1e6, *labels) for signal in per_rank)
             yield from (signals.THREADS.read(200 + now % 7, *labels, wait) for wait in WAITS)
             yield from (signals.PAGE_FAULTS.read(now * 1e3, *labels, kind) for kind in ("major", "minor"))
-            yield from (
-                Reading(signals.LOG_BYTES, (labels[0], f"log-{number}-{part}"), now) for part in range(22)
-            )
+            yield from (Reading(signals.LOG_BYTES, (labels[0], f"log-{number}-{part}"), now) for part in range(22))
 
 
 def server_report(number: int) -> ServerReport:
@@ -84,9 +82,7 @@ def server_report(number: int) -> ServerReport:
         ready=False,
         ranks_alive=RANKS,
         channels=tuple(ChannelState(channel, "flat", 300.0) for channel in CHANNELS),
-        ranks=tuple(
-            RankState(f"TP{rank}", rank, None, "post_load", 1.0, True, 300.0) for rank in range(RANKS)
-        ),
+        ranks=tuple(RankState(f"TP{rank}", rank, None, "post_load", 1.0, True, 300.0) for rank in range(RANKS)),
         starts=1,
         stalled_seconds=60.0,
     )
@@ -196,9 +192,7 @@ class SlowClients:
     def __init__(self, address: str, tls: bool) -> None:
         host, _, port = address.rpartition(":")
         self._place = (host, int(port))
-        self._half = (
-            b"\x16\x03\x01\x02\x00\x01\x00" if tls else b"GET /metrics HTTP/1.1\r\nHost: node\r\nX-Slow: "
-        )
+        self._half = b"\x16\x03\x01\x02\x00\x01\x00" if tls else b"GET /metrics HTTP/1.1\r\nHost: node\r\nX-Slow: "
         self._stack = ExitStack()
 
     def renew(self) -> None:
@@ -230,9 +224,7 @@ def measure(tls: bool) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tls", action="store_true", help="over TLS")
     parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()

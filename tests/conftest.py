@@ -30,9 +30,7 @@ Golden = Callable[[str, str], None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-golden", action="store_true", help="rewrite tests/golden; the diff is the review"
-    )
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden; the diff is the review")
 
 
 @pytest.fixture
@@ -76,9 +74,7 @@ STALLED = ServerReport(
         ChannelState("gpu_memory", "absent", None),
     ),
     ranks=(
-        RankState(
-            "TP0", 4010, "GPU-0", "post_load", 1.0, True, 401.5, {"futex": 205, "poll": 3, "disk": 0}, "futex"
-        ),
+        RankState("TP0", 4010, "GPU-0", "post_load", 1.0, True, 401.5, {"futex": 205, "poll": 3, "disk": 0}, "futex"),
         RankState("TP1", 4011, None, "loading_weights", 0.64, True, 420.0, {"sleep": 1}, None),
         RankState("TP2"),
     ),

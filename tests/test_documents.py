@@ -61,9 +61,7 @@ def test_the_readme_explains_every_state() -> None:
 def test_the_runbooks_of_the_pages_know_only_reasons_there_are() -> None:
     for name in ("InferenceServerStalled", "InferenceServerFailed", "StallwatchBlind"):
         section = read(f"rules/runbooks/{name}.md").partition("## Likely causes by reason")[2]
-        rows = re.findall(
-            r"^\| ((?:`\w+`(?:, )?)+) \|", section.partition("\nThe kind of read")[0], re.MULTILINE
-        )
+        rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", section.partition("\nThe kind of read")[0], re.MULTILINE)
         named = {reason for row in rows for reason in re.findall(r"`(\w+)`", row)}
 
         assert named, name

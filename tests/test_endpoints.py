@@ -332,9 +332,7 @@ def test_who_stopped_listening_meanwhile_is_no_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = int(gone.getsockname()[1])
 
-    seen = look(
-        source(), Scene((server(ports=(port,)),), listeners=(Listener("vllm-8000", port, "127.0.0.1"),))
-    )
+    seen = look(source(), Scene((server(ports=(port,)),), listeners=(Listener("vllm-8000", port, "127.0.0.1"),)))
 
     assert values(seen) == {
         ("health_timeouts_total", "health"): 0,
@@ -443,9 +441,7 @@ def test_a_token_goes_to_the_configured_url_only(start: Start, tmp_path: Path) -
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:99999/", "http://[::1/", "http://name.invalid.:80/", "http://\x01host/"]
 )
-def test_a_configured_url_that_leads_nowhere_is_an_error_of_its_own_server_only(
-    url: str, start: Start
-) -> None:
+def test_a_configured_url_that_leads_nowhere_is_an_error_of_its_own_server_only(url: str, start: Start) -> None:
     scene = scene_of({"vllm-8000": start(answer(200))}, metrics_enabled=False)
     bad = server("bad", health=HealthTarget(url))
 
@@ -483,9 +479,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     folder = tmp_path_factory.mktemp("tls")
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl program")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    )
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
     key, cert = str(folder / "key.pem"), str(folder / "cert.pem")
     subprocess.run(
         [*command.split(), "-keyout", key, "-out", cert],

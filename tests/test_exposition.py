@@ -76,9 +76,7 @@ def test_promtool_finds_nothing_to_criticise(report: Report) -> None:
     if promtool is None:
         pytest.skip("promtool is not installed (package prometheus)")
 
-    done = subprocess.run(
-        [promtool, "check", "metrics"], input=render(report), capture_output=True, check=False
-    )
+    done = subprocess.run([promtool, "check", "metrics"], input=render(report), capture_output=True, check=False)
 
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
@@ -164,11 +162,7 @@ def test_configured_labels_join_the_info_but_hide_nothing(report: Report) -> Non
     labels = {"team": "search", "model": "fake", "not a name": "x", "__reserved": "y"}
     server = replace(report.servers[0], server=replace(report.servers[0].server, labels=labels))
 
-    found = [
-        dict(key[1])
-        for key in samples_of(page(replace(report, servers=(server,))))
-        if "server_info" in key[0]
-    ]
+    found = [dict(key[1]) for key in samples_of(page(replace(report, servers=(server,)))) if "server_info" in key[0]]
 
     assert [(info["team"], info["model"]) for info in found] == [("search", "org/model-547b")]
     assert not {"not a name", "__reserved"} & set(found[0])

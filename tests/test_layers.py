@@ -145,8 +145,7 @@ def modules_below(root: Path) -> dict[str, Path]:
 def covers(patterns: str, module: str) -> bool:
     """Whether a line of a table names the module: by itself, by `package.*`, or by `*`."""
     return any(
-        pattern in ("*", module)
-        or (pattern.endswith(".*") and (module + ".").startswith(pattern.removesuffix("*")))
+        pattern in ("*", module) or (pattern.endswith(".*") and (module + ".").startswith(pattern.removesuffix("*")))
         for pattern in patterns.split()
     )
 
@@ -170,9 +169,7 @@ class Tables(NamedTuple):
     def violations(self, root: Path) -> list[str]:
         """A sentence for each import below `root` that is forbidden, and for each module without a line."""
         modules = modules_below(root)
-        unknown = [
-            f"{module}: has no line in ALLOWED" for module in modules if not line_of(module, self.allowed)
-        ]
+        unknown = [f"{module}: has no line in ALLOWED" for module in modules if not line_of(module, self.allowed)]
         forbidden = [
             f"{module}:{line}: {problem}"
             for module, path in modules.items()
@@ -302,7 +299,5 @@ def test_a_tree_that_keeps_to_its_table_has_no_violation(tmp_path: Path) -> None
         ("extra.py", "", "extra: has no line in ALLOWED"),
     ],
 )
-def test_a_forbidden_import_is_named_with_its_line(
-    tmp_path: Path, file: str, text: str, expected: str
-) -> None:
+def test_a_forbidden_import_is_named_with_its_line(tmp_path: Path, file: str, text: str, expected: str) -> None:
     assert [expected] == small_violations(tmp_path, {file: text})

@@ -71,8 +71,7 @@ def test_a_stall_is_told_in_one_line(report: Report) -> None:
     line = verdict_line(server_document(report.servers[0], now=1000.0))
 
     assert line == (
-        "sglang-8000  stalled (idle_wait) for 6m41s in loading_weights: "
-        "every thread is asleep, the others wait for TP1"
+        "sglang-8000  stalled (idle_wait) for 6m41s in loading_weights: every thread is asleep, the others wait for TP1"
     )
 
 
@@ -90,9 +89,7 @@ def test_a_stall_is_told_in_one_line(report: Report) -> None:
         (Verdict("working", "none", 1001.0, "TP1"), True, "sglang-8000  working for 0s"),
     ],
 )
-def test_other_verdicts_are_told_in_one_line(
-    report: Report, verdict: Verdict, ready: bool, expected: str
-) -> None:
+def test_other_verdicts_are_told_in_one_line(report: Report, verdict: Verdict, ready: bool, expected: str) -> None:
     server = replace(report.servers[0], verdict=verdict, ready=ready)
 
     assert verdict_line(server_document(server, now=1000.0)) == expected

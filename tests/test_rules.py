@@ -189,9 +189,7 @@ def test_no_label_of_an_alert_changes_while_the_story_stays_the_same(name: str) 
 def test_a_page_rests_on_the_verdict_alone(name: str) -> None:
     rule = ALERTS[name]
 
-    assert rule["labels"]["severity"] != "critical" or set(OWN.findall(rule["expr"])) == {
-        "stallwatch_server_state"
-    }
+    assert rule["labels"]["severity"] != "critical" or set(OWN.findall(rule["expr"])) == {"stallwatch_server_state"}
 
 
 @each_alert

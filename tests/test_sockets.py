@@ -50,9 +50,7 @@ FIB_TRIE = """Main:
 
 def row(address: str, port: int, inode: int, state: str = "0A", queue: int = 0) -> str:
     local = format_address(ipaddress.ip_address(address)).decode()
-    rest = (
-        f"{'0' * len(local)}:0000 {state} 00000000:{queue:08X} 00:00000000 00000000  1000        0 {inode} 1"
-    )
+    rest = f"{'0' * len(local)}:0000 {state} 00000000:{queue:08X} 00:00000000 00000000  1000        0 {inode} 1"
     return f"   0: {local}:{port:04X} {rest} 0000000000000000 100 0 0 10 0\n"
 
 
@@ -97,9 +95,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def server(
-    *pids: int, name: str = "vllm-8000", ports: tuple[int, ...] = (8000,), role: str = "server"
-) -> Server:
+def server(*pids: int, name: str = "vllm-8000", ports: tuple[int, ...] = (8000,), role: str = "server") -> Server:
     ids = [ProcessId(pid, 1) for pid in pids]
     processes = tuple(Process(one, "main" if one is ids[0] else "worker") for one in ids)
     assert role in ("server", "embedded")
@@ -263,9 +259,7 @@ def test_a_kernel_without_ipv6_has_one_table(tree: Tree) -> None:
         ([row("::ffff:127.0.0.1", 8000, 501)], "127.0.0.1"),
     ],
 )
-def test_a_client_here_uses_the_address_that_is_listened_on(
-    tree: Tree, rows: list[str], address: str
-) -> None:
+def test_a_client_here_uses_the_address_that_is_listened_on(tree: Tree, rows: list[str], address: str) -> None:
     tree.process(10, sockets=[501])
     tree.table(10, *rows)
     answers = Answers({address: "ok"})

@@ -64,9 +64,7 @@ def serve(published: Published) -> Iterator[Serve]:
     """Starts servers on free ports of the loopback and stops them at the end."""
     started: list[HttpServer] = []
 
-    def start(
-        published: Published = published, address: str = "127.0.0.1:0", **settings: object
-    ) -> HttpServer:
+    def start(published: Published = published, address: str = "127.0.0.1:0", **settings: object) -> HttpServer:
         started.append(serve_http(published, [address], **settings))  # type: ignore[arg-type]
         return started[-1]
 
@@ -216,9 +214,7 @@ def test_a_node_without_servers_has_a_page(report: Report) -> None:
 # --- routes ------------------------------------------------------------------------------------------------
 
 
-def test_healthy_and_ready_depend_on_the_process_alone(
-    serve: Serve, published: Published, clock: Clock
-) -> None:
+def test_healthy_and_ready_depend_on_the_process_alone(serve: Serve, published: Published, clock: Clock) -> None:
     fresh, old = serve(Published(TICK, clock)), serve(published)
     clock.now += 1000
 
@@ -289,9 +285,7 @@ def test_head_has_the_headers_of_get_and_no_body(serve: Serve) -> None:
         ("c.yml:3: x: unknown key", (500, b"not reloaded: c.yml:3: x: unknown key\n")),
     ],
 )
-def test_reload_is_done_where_it_is_enabled(
-    serve: Serve, mistake: str | None, expected: tuple[int, bytes]
-) -> None:
+def test_reload_is_done_where_it_is_enabled(serve: Serve, mistake: str | None, expected: tuple[int, bytes]) -> None:
     calls: list[int] = []
 
     def reload() -> str | None:
@@ -347,9 +341,7 @@ def test_addresses_are_split(address: str, expected: tuple[str, int]) -> None:
     assert split_address(address) == expected
 
 
-@pytest.mark.parametrize(
-    "address", ["", "10077", "::1:80", "[::1]", "a:70000", "a:-1", "http://a:80", "a b:80"]
-)
+@pytest.mark.parametrize("address", ["", "10077", "::1:80", "[::1]", "a:70000", "a:-1", "http://a:80", "a b:80"])
 def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
     with pytest.raises(ListenError, match=re.escape(f"cannot listen on {address!r}: allowed are HOST:PORT")):
         split_address(address)
@@ -499,9 +491,7 @@ def test_tls_is_spoken_where_it_is_asked_for(serve: Serve, tmp_path: Path) -> No
         pytest.skip("openssl is not installed")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -days 2"
-    subprocess.run(
-        [openssl, *command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True
-    )
+    subprocess.run([openssl, *command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
     ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     ours.load_cert_chain(certificate, key)
     theirs.load_verify_locations(certificate)
@@ -531,9 +521,7 @@ def test_more_requests_in_flight_than_allowed_are_refused(serve: Serve, report: 
     assert ask(running, "/-/healthy")[0] == 200
 
 
-def test_a_client_that_takes_its_big_answer_late_gets_all_of_it(
-    serve: Serve, report: Report, clock: Clock
-) -> None:
+def test_a_client_that_takes_its_big_answer_late_gets_all_of_it(serve: Serve, report: Report, clock: Clock) -> None:
     big = Published(TICK, clock)
     big.publish(replace(report, readings=tuple(LEVEL.read(1.0, f"{n:0100}") for n in range(60_000))))
     running = serve(big)

@@ -170,9 +170,7 @@ def text(report: Document) -> str:
 
 def _server_lines(server: Document) -> list[str]:
     lines = [verdict_line(server), _about(server), _when(server)]
-    lines += _table(
-        ("rank", "pid", "gpu", "phase", "load", "alive", "last progress", "threads"), server["ranks"]
-    )
+    lines += _table(("rank", "pid", "gpu", "phase", "load", "alive", "last progress", "threads"), server["ranks"])
     lines += _table(("channel", "state", "last move"), server["channels"])
     lines += [f"  * {sentence}" for sentence in server.get("advice", ())]
     return [_shown(line.rstrip()) for line in lines]
@@ -219,8 +217,7 @@ def _table(columns: tuple[str, ...], records: Iterable[Document]) -> list[str]:
         return []
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (columns, *rows)
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (columns, *rows)
     ]
 
 
@@ -247,9 +244,7 @@ _CELLS: Mapping[str, Callable[[Document], str]] = {
     "pid": _or_dash("pid"),
     "gpu": _or_dash("gpu"),
     "phase": _or_dash("phase"),
-    "load": lambda rank: (
-        "-" if rank["load_progress"] is None else f"{math.floor(rank['load_progress'] * 100 + 1e-9)}%"
-    ),
+    "load": lambda rank: "-" if rank["load_progress"] is None else f"{math.floor(rank['load_progress'] * 100 + 1e-9)}%",
     "alive": lambda rank: {True: "yes", False: "no"}.get(rank["alive"], "?"),
     "last progress": lambda rank: _ago(rank.get("progress_age_seconds")),
     "threads": _threads,

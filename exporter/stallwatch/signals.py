@@ -102,9 +102,7 @@ MAIN_THREAD = Signal(
 )
 
 # --- sockets and endpoints ---------------------------------------------------------------------------------
-PORT_LISTENING = Signal(
-    "port_listening", "1 while a process of the server listens on the port.", ("server", "port")
-)
+PORT_LISTENING = Signal("port_listening", "1 while a process of the server listens on the port.", ("server", "port"))
 HEALTH_STATUS = Signal(
     "health_status",
     "HTTP status of the last answer; absent when there was none; endpoint is health, models or metrics.",

@@ -76,6 +76,10 @@ def wait_until(condition: Callable[[], Any], within: float, what: str, step: flo
         time.sleep(step)
 
 
+TIED = ["setpriv", "--pdeathsig", "KILL"]
+"""Becomes the program itself, which then ends with us even when we are killed."""
+
+
 class Program:
     """A child process in its own session, its output in a file, ended with everything below it."""
 
@@ -104,7 +108,7 @@ class Program:
     def __enter__(self) -> Self:
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
-                self.command,
+                [*TIED, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -138,9 +138,7 @@ class Endpoints:
         *PAGE_SIGNALS.values(),
     )
 
-    def __init__(
-        self, host: Host, *, deadline_seconds: float = DEADLINE_SECONDS, names: Names | None = None
-    ) -> None:
+    def __init__(self, host: Host, *, deadline_seconds: float = DEADLINE_SECONDS, names: Names | None = None) -> None:
         self._frameworks = {framework.name: framework for framework in host.frameworks}
         self._deadline_seconds = deadline_seconds
         self._names = names or Names()
@@ -211,9 +209,7 @@ class Endpoints:
             self._pages_not_there[server.name, server.root] = left - 1
         return left > 0
 
-    def _configured(
-        self, server: Server, target: HealthTarget, addresses: Mapping[str, tuple[str, ...]]
-    ) -> _Probe:
+    def _configured(self, server: Server, target: HealthTarget, addresses: Mapping[str, tuple[str, ...]]) -> _Probe:
         try:
             request = self._request(target, addresses)
         except PermissionError:

@@ -24,8 +24,7 @@ from .procfs import reason_of
 
 PORT_FOREIGN = Signal(
     "port_foreign",
-    "1 while the server lives and does not listen, and another process listens on its port "
-    "in its network namespace.",
+    "1 while the server lives and does not listen, and another process listens on its port in its network namespace.",
     ("server", "port"),
 )
 PORT_CONNECT = Signal(
@@ -267,9 +266,7 @@ class Sockets:
     name: ClassVar[str] = "sockets"
     signals: ClassVar[tuple[Signal, ...]] = (PORT_LISTENING, PORT_FOREIGN, PORT_CONNECT, PORT_ACCEPT_QUEUE)
 
-    def __init__(
-        self, host: Host, *, connect: Callable[[Sequence[Attempt], float], list[str]] = connect_all
-    ) -> None:
+    def __init__(self, host: Host, *, connect: Callable[[Sequence[Attempt], float], list[str]] = connect_all) -> None:
         self._proc = host.proc
         self._connect = connect
         self._descriptors = Descriptors(host.proc)

@@ -36,9 +36,7 @@ def split_address(address: str) -> tuple[str, int]:
 def _bound(host: str, port: int) -> socket.socket:
     """Without a host: IPv6 and IPv4 in one socket; IPv4 alone where the kernel has no IPv6."""
     if not host and socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("::", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
-        )
+        return socket.create_server(("::", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     family, _, _, _, place = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]  # noqa: S104 - asked for
     return socket.create_server(place[:2], family=family, backlog=BACKLOG)
 

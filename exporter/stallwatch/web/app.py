@@ -43,9 +43,7 @@ def plain(status: int, sentence: str, *headers: tuple[str, str]) -> Response:
 class App:
     """The routes of CONTRACT section 5."""
 
-    def __init__(
-        self, published: Published, telemetry_path: str = "/metrics", reload: Reload | None = None
-    ) -> None:
+    def __init__(self, published: Published, telemetry_path: str = "/metrics", reload: Reload | None = None) -> None:
         self._published = published
         self._reload = reload
         self._routes: dict[str, Callable[[Request], Response]] = {

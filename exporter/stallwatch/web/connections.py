@@ -49,9 +49,7 @@ DEADLINES = Deadlines()
 class Clients:
     """The open connections, and the limits they share."""
 
-    def __init__(
-        self, app: App, max_requests: int, deadlines: Deadlines, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, app: App, max_requests: int, deadlines: Deadlines, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.deadlines = deadlines
         self._app = app

@@ -70,9 +70,7 @@ class Published:
     `clock` gives monotonic seconds, as in Report.monotonic.  `tick_seconds` may be assigned after a reload.
     """
 
-    def __init__(
-        self, tick_seconds: float, clock: Callable[[], float], exposition: Exposition | None = None
-    ) -> None:
+    def __init__(self, tick_seconds: float, clock: Callable[[], float], exposition: Exposition | None = None) -> None:
         self.tick_seconds = tick_seconds
         self._clock = clock
         self._exposition = exposition or Exposition()

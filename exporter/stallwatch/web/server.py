@@ -50,9 +50,7 @@ def serve_http(
 class HttpServer:
     """A running server: `addresses` it is bound to, and `stop`.  Made by `serve_http`."""
 
-    def __init__(
-        self, app: App, sockets: Sequence[socket.socket], max_requests: int, deadlines: Deadlines
-    ) -> None:
+    def __init__(self, app: App, sockets: Sequence[socket.socket], max_requests: int, deadlines: Deadlines) -> None:
         self.addresses: tuple[str, ...] = tuple(map(address_text, sockets))
         self._loop = asyncio.new_event_loop()
         self._clients = Clients(app, max_requests, deadlines, self._loop)
