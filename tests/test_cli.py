@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,18 @@ from stallwatch.config import COLLECTORS
 
 
 @pytest.fixture(autouse=True)
+def our_log_is_put_back() -> Iterator[None]:
+    """`main` sends our log to the stderr of its moment."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of the machine the tests run on must not count."""
-    import os
-
     for name in [name for name in os.environ if name.startswith("STALLWATCH_")]:
         monkeypatch.delenv(name)
 

@@ -152,6 +152,9 @@ def test_sighup_reads_the_configuration_again(reloading: tuple[Path, Reloading])
     signal.raise_signal(signal.SIGHUP)
 
     assert done.wait(SOON)
+    for thread in threading.enumerate():
+        if thread.name == "reload":
+            thread.join(SOON)
     assert reload._daemon.config.retention == 60.0
 
 
