@@ -297,6 +297,21 @@ def test_a_new_server_wakes_the_other_sources_once(monkeypatch: pytest.MonkeyPat
     assert woken == ["threads", "logs"]
 
 
+def test_a_port_that_opened_is_asked_at_once_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports: list[Listener] = []
+    node = Node(sockets=lambda: list(ports), endpoints=lambda: [])
+    node.step()
+    woken: list[str] = []
+    for name, poller in node.pollers.items():
+        monkeypatch.setattr(poller, "wake", lambda name=name: woken.append(name))
+    ports.append(Listener("s", 8000, "127.0.0.1"))
+    node.steps(3)
+    ports.clear()
+    node.step()
+
+    assert woken == ["endpoints"]
+
+
 # --- ticks -------------------------------------------------------------------------------------------------
 
 
