@@ -243,7 +243,7 @@ COMMANDS: Mapping[str, tuple[str, Adder, Callable[[argparse.Namespace], int]]] =
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code as CONTRACT section 2 says; 2 for bad usage, configuration or input."""
+    """Exit code: see docs/REFERENCE.md, "Command line"; 2 for bad usage, configuration or input."""
     try:
         parser = build_parser(os.environ)
         arguments = parser.parse_args(argv)
