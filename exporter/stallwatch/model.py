@@ -24,7 +24,7 @@ READ_REASONS = (
     "gpu_lost",
     "error",
 )
-"""Why a value was asked for and could not be read (CONTRACT section 7)."""
+"""Why a value was asked for and could not be read; docs/REFERENCE.md, "Reasons for a missing value"."""
 
 WAITS = ("running", "futex", "poll", "sleep", "disk", "stopped", "other", "unreadable")
 """Wait classes of a thread."""
