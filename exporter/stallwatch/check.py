@@ -69,7 +69,7 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
 
 
 def _is_document(found: Any) -> bool:
-    """Whether it is the document of a `serve` (CONTRACT section 2), and not of whatever else listens there."""
+    """Whether it is the document of a `serve` (docs/REFERENCE.md), and not of whatever else listens there."""
     if not isinstance(found, dict) or found.get("schema") != 1:
         return False
     return _are(found.get("servers"), _SERVER_KEYS) and all(
