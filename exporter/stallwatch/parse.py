@@ -1,6 +1,6 @@
 """Whole log files, read once and told: phases, ranks, silences, errors (the `parse` subcommand).
 
-The document is CONTRACT section 2.  Nothing of the log's text comes out: events, line numbers and the times
+The document is described in docs/REFERENCE.md, "JSON documents".  Nothing of the log's text comes out: events, line numbers and the times
 the log prints only.
 """
 
@@ -29,7 +29,7 @@ SAMPLE_BYTES = 4 << 20
 """How much of a file is read with every framework to see which one wrote it."""
 MAX_ERRORS = 1000
 NOVEL_IN_A_ROW = 10
-"""Unknown lines of new shapes show progress only so many times in a row (CONTRACT section 4)."""
+"""Unknown lines of new shapes show progress only so many times in a row: they are weak evidence."""
 SCHEMA = 1
 FALLBACK = "generic"
 
