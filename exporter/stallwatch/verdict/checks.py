@@ -1,6 +1,6 @@
 """The checks, in order of certainty.  Each looks at Evidence and either speaks (a Finding) or abstains (None).
 
-CHECKS is the whole of the rules of CONTRACT section 4 that exist; the first that speaks wins.
+CHECKS is the whole of the rules; the first that speaks wins.  In words: docs/VERDICTS.md.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _nothing_moves(evidence: Evidence, seconds: float) -> bool:
 
 
 def can_conclude(evidence: Evidence, seconds: float) -> bool:
-    """Sufficient evidence to conclude from `seconds` of silence (CONTRACT section 4)."""
+    """See docs/VERDICTS.md, "Sufficient evidence": whether `seconds` of silence prove anything."""
     if not evidence.storage_readable or evidence.watched_age < seconds:
         return False
     return evidence.log == "readable" or (evidence.gpu_readable and evidence.progress_age >= 2 * seconds)
@@ -202,7 +202,7 @@ def first_dead(evidence: Evidence) -> str | None:
 
 
 def awaited_rank(evidence: Evidence, thresholds: Thresholds) -> str | None:
-    """The rank the others wait for (CONTRACT section 4, "phase"); None when nothing singles one out."""
+    """See docs/VERDICTS.md, "The rank the others wait for"; None when nothing singles one out."""
     ranks = [rank for rank in evidence.ranks if not rank.is_engine]
     if len(ranks) < 2:
         return None
