@@ -1,4 +1,4 @@
-"""The configuration file (CONTRACT section 6) as frozen records, with the shipped defaults."""
+"""The configuration file as frozen records, with the shipped defaults; its keys: docs/REFERENCE.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORTEST_LINE_LIMIT = 256
 """Bytes; below this no pattern could match."""
 
 LONGEST_NAME_BYTES = 128
-"""Of a label value (CONTRACT section 3)."""
+"""Of a label value: a name is the `server` label, and must not be cut there."""
 
 
 @dataclass(frozen=True, slots=True)
