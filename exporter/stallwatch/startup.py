@@ -1,6 +1,6 @@
 """Log events of one start, folded into phases, markers and load progress.
 
-Pure: the same fold serves the timeline (live and replay) and `parse`.  CONTRACT section 4, "phase".
+Pure: the same fold serves the timeline (live and replay) and `parse`.  See docs/VERDICTS.md, "Phases".
 """
 
 from __future__ import annotations
