@@ -41,7 +41,7 @@ def plain(status: int, sentence: str, *headers: tuple[str, str]) -> Response:
 
 
 class App:
-    """The routes of CONTRACT section 5."""
+    """The routes of docs/REFERENCE.md, "HTTP"."""
 
     def __init__(self, published: Published, telemetry_path: str = "/metrics", reload: Reload | None = None) -> None:
         self._published = published
