@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_BYTES = 128
-"""Longest label value, in bytes of UTF-8 (CONTRACT section 3)."""
+"""Longest label value, in bytes of UTF-8: names of foreign origin must not make pages of any size."""
 
 _UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, line separators, direction overrides (they can make a name read as another one), and
