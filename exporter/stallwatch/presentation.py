@@ -55,7 +55,7 @@ REASON_WORDS: Mapping[str, str] = {
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The report as the JSON document of CONTRACT section 2, schema 1.
+    """The report as a JSON document of schema 1: see docs/REFERENCE.md, "JSON documents".
 
     Moments are Unix seconds, ages are seconds as of `timestamp`; null = not known.
     """
