@@ -1,7 +1,7 @@
 """What a thread waits in, from its `syscall` and `wchan` files: pure functions and tables.
 
 The class comes from the system call where that file can be read, else from the kernel symbol.  Names of kernel
-symbols change with the kernel: matched by prefix (PERF section 1.6).
+symbols change with the kernel: matched by prefix (docs/NOISE.md, "Names of waits").
 """
 
 from __future__ import annotations
