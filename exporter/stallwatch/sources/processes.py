@@ -1,6 +1,6 @@
 """The `processes` collector: finds the servers of this node and reads what their processes do.
 
-Discovery (DESIGN section 6) decides which processes belong to which server; this module keeps the servers it
+Discovery (discovery.py) decides which processes belong to which server; this module keeps the servers it
 found, names their ranks and notices deaths.  What it says of them stands in `readings`.
 """
 
@@ -290,7 +290,7 @@ class Processes:
         return starts
 
     def _name(self, framework: Framework, role: str, facts: Facts, placement: Placement) -> str:
-        """`<framework>-<port>`, or the first free number; `@` and the place it runs in (CONTRACT section 3)."""
+        """`<framework>-<port>`, or the first free number; `@` and the place it runs in (docs/REFERENCE.md)."""
         port = facts.port or (framework.default_port if role == "server" else None)
         stem = f"{framework.name}-{port}" if port else framework.name
         place = placement.container_id[:12] or placement.unit
