@@ -31,7 +31,7 @@ class Floor:
 
 
 FLOORS: tuple[Floor, ...] = (
-    # Stuck, measured: 0 storage reads, <= 0.2 MB/min by read() (REAL-SERVERS, rows a, c, d).
+    # Stuck, measured: 0 storage reads, <= 0.2 MB/min by read() (docs/NOISE.md, rows a c d).
     Floor(signals.STORAGE_READ, "storage", 1 * MIB),
     Floor(signals.PAGE_FAULTS, "storage", 16, kind="major"),
     Floor(signals.READ_BYTES, "storage", 8 * MIB),
