@@ -1,4 +1,4 @@
-"""Each rule of CONTRACT section 4 that exists: where it speaks, and the twin in which it must not."""
+"""Each check of docs/VERDICTS.md: where it speaks, and the twin in which it must not."""
 
 from __future__ import annotations
 
