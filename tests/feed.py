@@ -31,7 +31,7 @@ def server(name: str = "s", *, started_at: float = WALL, **facts: Any) -> Server
 
 @dataclass(slots=True)
 class Counters:
-    """What one rank's process has done so far; a stuck one still does a little (REAL-SERVERS, rows a, c, d)."""
+    """What one rank's process has done so far; a stuck one still does a little (docs/NOISE.md, rows a c d)."""
 
     cpu: float = 100.0
     minor: float = 200_000.0
