@@ -1,4 +1,4 @@
-"""The fold of log events into phases, markers and load progress (CONTRACT section 4, "phase")."""
+"""The fold of log events into phases, markers and load progress (docs/VERDICTS.md, "Phases")."""
 
 from __future__ import annotations
 
