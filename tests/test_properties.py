@@ -1,7 +1,7 @@
-"""What must hold for every history of readings (DESIGN section 5): random servers through timeline and episodes.
+"""What must hold for every history of readings: random servers through timeline and episodes.
 
 A history is a list of looks, one per tick: what each collector may read at it and what the server did before
-it.  Moves are at least a floor, noise is that of stuck servers (REAL-SERVERS).
+it.  Moves are at least a floor, noise is that of stuck servers (docs/NOISE.md).
 """
 
 from __future__ import annotations
