@@ -299,7 +299,7 @@ def test_a_new_server_wakes_the_other_sources_once(monkeypatch: pytest.MonkeyPat
 
 def test_a_port_that_opened_is_asked_at_once_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
     ports: list[Listener] = []
-    node = Node(sockets=lambda: list(ports), endpoints=lambda: [])
+    node = Node(sockets=lambda: list(ports), endpoints=list)
     node.step()
     woken: list[str] = []
     for name, poller in node.pollers.items():
