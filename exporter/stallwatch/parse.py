@@ -1,7 +1,7 @@
 """Whole log files, read once and told: phases, ranks, silences, errors (the `parse` subcommand).
 
-The document is described in docs/REFERENCE.md, "JSON documents".  Nothing of the log's text comes out: events, line numbers and the times
-the log prints only.
+The document is described in docs/REFERENCE.md, "JSON documents".  Nothing of the log's text comes out: events,
+line numbers and the times the log prints only.
 """
 
 from __future__ import annotations
