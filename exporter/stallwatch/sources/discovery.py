@@ -40,7 +40,7 @@ COMPILERS = frozenset(
         "rustc",
     ]
 )
-"""comm of the build tools that JIT compilation starts below a rank: nvcc and its parts, Triton's and C++'s."""
+"""comm of the build tools that just-in-time compilation starts below a rank."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
 _VALUE_OPTIONS = ("-W", "-X", "--check-hash-based-pycs")
