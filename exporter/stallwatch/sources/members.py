@@ -16,7 +16,7 @@ from .process_table import Known
 from .procfs import Io, KeptFile, ProcFs, Stat, parse_io, parse_stat, reason_of
 
 SECOND_LOOK_SECONDS = 1.0
-"""A rank is dead when it is missing on two looks this far apart: one failed look may be a race with an exec."""
+"""A rank is dead when it is missing on two looks this far apart: a single read that raced is no death."""
 
 COUNTERS = (
     (signals.CPU_SECONDS, ()),
