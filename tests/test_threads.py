@@ -94,10 +94,12 @@ def test_a_stopped_process_is_stopped_although_its_threads_still_show_futex(node
     assert node.main() == "stopped"
 
 
-def test_a_traced_process_is_stopped_too(node: Node) -> None:
+def test_a_process_that_a_debugger_holds_is_not_stopped(node: Node) -> None:
+    """State T for a window pages; gdb on a rank must not."""
     node.show({10: Thread(state="t")}, state="t")
 
-    assert node.look() == {"stopped": 1}
+    assert node.look() == {"other": 1}
+    assert node.main() == "other"
 
 
 def test_a_sleep_taken_up_again_is_what_its_symbol_says(node: Node) -> None:

@@ -94,8 +94,9 @@ class ThreadFiles:
         contents = self._contents()
         if not contents:
             raise ProcessLookupError(errno.ESRCH, "no thread is left")
-        if class_of_state(stat.state) == "stopped":
-            self.counts, self.main = Counter(stopped=len(contents)), "stopped"
+        if stat.state in "Tt":  # the files still show the wait that was interrupted
+            self.main = class_of_state(stat.state)
+            self.counts = Counter({self.main or "other": len(contents)})
             return
         classes = self._classes_by_symbol if self._file == "wchan" else self._classes_by_number
         self.counts, self.main = self._counted(contents, classes(contents))

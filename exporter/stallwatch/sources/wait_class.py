@@ -43,7 +43,7 @@ _BY_SYMBOL = (
     ("do_nanosleep", "sleep"),
     ("__do_sys_pause", "sleep"),
     ("do_signal_stop", "stopped"),
-    ("ptrace_stop", "stopped"),
+    ("ptrace_stop", "other"),
 )
 
 
@@ -61,5 +61,8 @@ def class_of_symbol(symbol: str) -> str | None:
 
 
 def class_of_state(state: str) -> str | None:
-    """A process state that decides by itself: stopped, traced, zombie, disk, running; None for S and I."""
-    return {"T": "stopped", "t": "stopped", "Z": "other", "X": "other", "D": "disk", "R": "running"}.get(state)
+    """The class that a process state decides by itself; None for S and I.
+
+    `t` is no `stopped`: a debugger holds the process, which is somebody's wish and no stall.
+    """
+    return {"T": "stopped", "t": "other", "Z": "other", "X": "other", "D": "disk", "R": "running"}.get(state)
