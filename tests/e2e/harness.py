@@ -136,11 +136,16 @@ class Program:
         return "\n".join(line[:300] for line in text.splitlines()[-lines:])
 
     def family(self) -> list[psutil.Process]:
-        """The process and everything below it, alive or zombie."""
+        """The process, everything below it, and what it left behind in its session, alive or zombie."""
+        found: dict[int, psutil.Process] = {}
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.pid)
-            return [root, *root.children(recursive=True)]
-        return []
+            found = {process.pid: process for process in (root, *root.children(recursive=True))}
+        for process in psutil.process_iter():
+            with suppress(OSError):
+                if os.getsid(process.pid) == self.pid:
+                    found.setdefault(process.pid, process)
+        return list(found.values())
 
     def find(self, title: str) -> psutil.Process | None:
         """The process below this one whose command line begins with `title`."""
@@ -161,6 +166,7 @@ class Program:
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience)
+        family = list({*family, *self.family()})
         for process in family:
             with suppress(psutil.Error):
                 process.kill()

@@ -147,13 +147,24 @@ def test_an_llm_in_a_script_is_embedded_and_idle_when_done(tmp_path: Path, model
             return "the engine is there" in program.output.read_text(errors="replace")
 
         wait_until(done, START_SECONDS, f"an engine\n{program.tail()}", 0.5)
-        (name,) = {n for n, s in exporter.watch.last().servers.items() if s["role"] == "embedded"}
+        name = wait_until(lambda: _server_of(exporter, program), 10, "a server with the script's ranks")
         exporter.watch.wait_for(name, 15, state="idle")
         rest(3 * STALL_AFTER, program)
 
         assert exporter.watch.states(name) <= NOT_READY | {"idle"}, exporter.watch.story()
-        assert exporter.watch.last().servers[name]["state"] == "idle"
+        document = exporter.watch.last().servers[name]
+        assert (document["state"], document["role"]) == ("idle", "embedded")
         assert not exporter.watch.last().values("stallwatch_port_listening", server=name)
+
+
+def _server_of(exporter: Exporter, program: Program) -> str | None:
+    """Name of the server whose ranks are processes of this program."""
+    pids = {process.pid for process in program.family()}
+    for name, document in exporter.watch.last().servers.items():
+        ranks = {rank["pid"] for rank in document["ranks"] if rank["pid"]}
+        if ranks and ranks <= pids:
+            return name
+    return None
 
 
 def test_a_stopped_worker_is_stalled_and_named(tmp_path: Path, model: Path) -> None:
