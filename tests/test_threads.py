@@ -15,6 +15,7 @@ from proc_tree import FUTEX, ProcTree, Thread, threads
 from stallwatch.config import Config
 from stallwatch.model import WAITS, Process, ProcessId, Reading, Scene, Server
 from stallwatch.sources import Host, Moment
+from stallwatch.sources.procfs import parse_stat
 from stallwatch.sources.threads import Threads
 
 NOW = Moment(1.0, 1.0)
@@ -277,8 +278,9 @@ def test_room_is_given_back_when_a_process_goes(tmp_path: Path) -> None:
 
 def test_a_process_whose_clock_stands_is_not_read_again(tmp_path: Path) -> None:
     """A real process and its clock, its files in a tree of ours: an unmoved clock proves that no thread ran."""
-    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     try:
+        _wait_asleep(child)
         node = Node(tmp_path)
         (tmp_path / "self").symlink_to(str(os.getpid()))
         node.source = Threads(Host(Config(), (), proc=tmp_path), "x86_64", 100)
@@ -291,6 +293,16 @@ def test_a_process_whose_clock_stands_is_not_read_again(tmp_path: Path) -> None:
         node.source.close()
 
     assert (before, skipped) == ({"futex": 1}, {"futex": 1})
+
+
+def _wait_asleep(cat: subprocess.Popen[bytes]) -> None:
+    """Until it has echoed one byte, so that it has started, and sleeps in its next read."""
+    assert cat.stdin is not None
+    assert cat.stdout is not None
+    cat.stdin.write(b"x")
+    assert cat.stdout.read(1) == b"x"
+    stat = Path(f"/proc/{cat.pid}/stat")
+    assert any(parse_stat(stat.read_bytes()).state == "S" for _ in range(100_000))
 
 
 def test_a_process_whose_clock_moves_is_read_again(tmp_path: Path) -> None:
