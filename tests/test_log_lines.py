@@ -401,3 +401,23 @@ def test_printed_times_count_as_differences_only(earlier: str, later: str, secon
 def test_a_time_that_is_none_is_none() -> None:
     assert parse_time("2026-13-41 08:00:00") is None
     assert parse_time("soon") is None
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_numbers_too_long_to_be_one_are_no_number(name: str) -> None:
+    """int() refuses more than 4,300 digits, and a float of them is infinite: neither may stop the reader."""
+    big = "9" * 5000
+    lines = (
+        f"[2025-11-02 08:14:47 TP{big}] Load weight begin.",
+        f"[2025-11-02 08:14:31] server_args=ServerArgs(tp_size={big}, dp_size={big})",
+        f"(Worker_TP{big} pid={big}) INFO 11-29 15:31:08 [a.py:1] Starting to load model x...",
+        f"(Worker pid=4) INFO 11-29 15:31:08 [a.py:1] world_size={big} rank={big} local_rank=0 distributed_init_method=x",
+        f"Loading safetensors checkpoint shards: 1% Completed | {big}/{big} [00:00<?, ?it/s]",
+    )
+    scanner = LogScanner(next(framework for framework in load_frameworks() if framework.name == name))
+
+    hits = scanner.feed("\n".join([*lines, ""]).encode()).hits
+
+    assert scanner.lines == len(lines)
+    assert {hit.rank for hit in hits} <= {None, "TP0"}
+    assert all(not isinstance(value, float) or value <= 1 for hit in hits for value in hit.fields.values())

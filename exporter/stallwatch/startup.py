@@ -50,6 +50,8 @@ PROGRESS_EVENTS = MARKERS | COUNTERS | {"start", "args", "listening", "ready"}
 FIRST_RANK = "TP0"
 """Owner of a bar or marker that names no rank, when the server has ranks at all."""
 
+MOST_RANKS = 1024
+
 SHARED = "shared"
 """Field of a marker that only one rank of a server writes: a rank that did not write it is not behind."""
 
@@ -88,8 +90,11 @@ class Startup:
     seen: set[str] = field(default_factory=set)
 
     def rank(self, name: str | None) -> RankStartup:
-        phase = "ready" if self.ready_at is not None else "spawned"
-        return self.ranks.setdefault(name or FIRST_RANK, RankStartup(phase))
+        """What is known of a rank.  A log that names more than MOST_RANKS is not believed: the rest is not kept."""
+        state = RankStartup("ready" if self.ready_at is not None else "spawned")
+        if len(self.ranks) >= MOST_RANKS:
+            return self.ranks.get(name or FIRST_RANK, state)
+        return self.ranks.setdefault(name or FIRST_RANK, state)
 
     def begins_anew(self, event: str) -> bool:
         """Whether `event` opens another start: `start`, or `args` when this start is past its own."""

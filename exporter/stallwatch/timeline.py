@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from . import signals
 from .config import Thresholds
 from .model import FRONTEND, Event, Reading, Server, Signal, is_rank_name
-from .startup import MARKERS, SHARED, Startup
+from .startup import MARKERS, MOST_RANKS, SHARED, Startup
 
 MIB = 1 << 20
 
@@ -403,7 +403,9 @@ class Timeline:
         if timeline.startup.begins_anew(event.event):
             timeline.markers.clear()
             timeline.was_ready = False
-        if event.event in MARKERS and event.rank is not None and not event.fields.get(SHARED):
+        if event.event not in MARKERS or event.rank is None or event.fields.get(SHARED):
+            return
+        if event.rank in timeline.markers or len(timeline.markers) < MOST_RANKS:
             timeline.markers.setdefault(event.rank, set()).add(event.event)
 
     def _note_last_marker(self, timeline: ServerTimeline, event: Event) -> None:

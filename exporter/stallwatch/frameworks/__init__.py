@@ -48,7 +48,7 @@ PREFIX_GROUPS = ("time", "parts", "rank", "pid", "level", "uvicorn", "engine")
 PREFIX_NEEDS = ("own", "uvicorn", "any")
 SPEAKERS = ("every", "first", "first_classic")
 
-_PARTS = re.compile(r"([A-Z]+(?:_[A-Z]+)*)(\d+)")
+_PARTS = re.compile(r"([A-Z]+(?:_[A-Z]+)*)(\d{1,5})(?!\d)")
 
 Role = Literal["main", "engine", "rank", "worker", "detokenizer", "controller"]
 _Need = Literal["own", "uvicorn", "any"]
@@ -186,6 +186,11 @@ class Framework:
 
 
 @lru_cache(maxsize=1024)
+def whole_number(text: str | None) -> int | None:
+    """A number that foreign text prints; None when there is none, or one longer than any rank, size or PID."""
+    return int(text) if text and text.isdecimal() and len(text) <= 9 else None
+
+
 def rank_name(parts: str) -> str:
     """The name of a rank from the dimensions a title or log prefix prints, in the order DP, PP, TP.
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..frameworks import Argument, Framework, rank_name
+from ..frameworks import Argument, Framework, rank_name, whole_number
 
 COMPILERS = frozenset(
     [
@@ -224,7 +224,7 @@ def _by_title(frameworks: Sequence[Framework], title: str) -> tuple[str, str, st
             if pattern.role == "rank":
                 return "rank", rank_name(groups.get("parts") or ""), framework.name
             if pattern.role == "engine":
-                number = int(groups.get("engine") or 0)
+                number = whole_number(groups.get("engine")) or 0
                 return "engine", f"engine{number}" if number else "engine", framework.name
             return pattern.role, pattern.role, framework.name
     return "", "", ""

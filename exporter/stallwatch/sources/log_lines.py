@@ -7,6 +7,7 @@ Nothing here raises on any input: NUL bytes, invalid UTF-8, endless lines are re
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from ..config import Limits
-from ..frameworks import NO_EVENT, NUMBER_FIELDS, Framework, Pattern, rank_name
+from ..frameworks import NO_EVENT, NUMBER_FIELDS, Framework, Pattern, rank_name, whole_number
 
 MAX_SHAPES = 20_000
 """Distinct line shapes remembered in one start; beyond it every unknown line counts as a repeat."""
@@ -490,19 +491,17 @@ class LogScanner:
         if "version" in groups and groups["version"] != self.version:
             self.version, self._version_told = groups["version"], False
         for size in ("tp_size", "pp_size", "dp_size"):
-            if size in groups:
-                self._sizes[size] = int(groups[size])
+            if (number := whole_number(groups.get(size))) is not None:
+                self._sizes[size] = number
 
     def _rank(self, pattern: Pattern, groups: dict[str, str], prefix: re.Match[str] | None, batch: Batch) -> str | None:
         """Which rank wrote (or is named by) a line; None = none in particular."""
-        pid = int(self.framework.prefix_group(prefix, "pid") or 0)
-        printed, number = (
-            self.framework.prefix_group(prefix, "parts"),
-            self.framework.prefix_group(prefix, "rank"),
-        )
+        pid = whole_number(self.framework.prefix_group(prefix, "pid")) or 0
+        printed = self.framework.prefix_group(prefix, "parts")
+        number = whole_number(self.framework.prefix_group(prefix, "rank"))
         rank = rank_name(printed) if printed else self._named_by(groups)
         if rank is None and number is not None:
-            rank = self._numbered_rank(int(number))
+            rank = self._numbered_rank(number)
         if rank is None:
             rank = self._names.get(pid) or self._engine_rank(prefix)
         elif pid and pattern.kind == "" and self._names.get(pid) != rank:
@@ -515,14 +514,14 @@ class LogScanner:
 
     def _named_by(self, groups: dict[str, str]) -> str | None:
         """The rank a message names: DP, PP and TP where there are several, or its number alone."""
-        if "rank" in groups:
-            return self._numbered_rank(int(groups["rank"]))
-        if "tp" not in groups:
+        if (number := whole_number(groups.get("rank"))) is not None:
+            return self._numbered_rank(number)
+        if (tp := whole_number(groups.get("tp"))) is None:
             return None
-        parts = [("DP", groups.get("dp"), "dp_size"), ("PP", groups.get("pp"), "pp_size")]
-        shown = [f"{key}{at}" for key, at, size in parts if at and (at != "0" or self._sizes.get(size, 1) > 1)]
+        parts = [(key, whole_number(groups.get(key.lower())), f"{key.lower()}_size") for key in ("DP", "PP")]
+        shown = [f"{key}{at}" for key, at, size in parts if at is not None and (at or self._sizes.get(size, 1) > 1)]
         if not shown or self._sizes.get("tp_size", 2) > 1:
-            shown.append(f"TP{groups['tp']}")
+            shown.append(f"TP{tp}")
         return "-".join(shown)
 
     def _numbered_rank(self, number: int) -> str | None:
@@ -668,7 +667,9 @@ def _text(piece: bytes) -> str:
 
 
 def _numbers(groups: dict[str, str]) -> dict[str, float | str]:
-    fields: dict[str, float | str] = {name: float(groups[name]) for name in NUMBER_FIELDS if groups.get(name)}
+    """The numbers of a line; one too large for a float is as good as none."""
+    found = {name: float(groups[name]) for name in NUMBER_FIELDS if groups.get(name)}
+    fields: dict[str, float | str] = {name: value for name, value in found.items() if math.isfinite(value)}
     if "percent" in fields:
         fields["ratio"] = float(fields.pop("percent")) / 100
     return fields
