@@ -283,3 +283,15 @@ def test_an_endless_command_line_is_cut(tree: ProcTree) -> None:
 
     assert isinstance(argv, list)
     assert len(argv[0]) <= LARGEST + (1 << 16)
+
+
+def test_a_helper_that_cannot_start_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it no server is found, and nothing else would say why."""
+
+    def refuse(proc: Path) -> subprocess.Popen[bytes]:
+        raise PermissionError(13, "Permission denied")
+
+    reads = BlockingReads(tmp_path, DEADLINE_SECONDS, refuse)
+
+    assert [reads.command_line(ProcessId(1, 1)).reason for _ in range(3)] == ["error"] * 3
+    assert [record.message for record in caplog.records] == ["command lines cannot be read: the helper does not start"]

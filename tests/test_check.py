@@ -86,7 +86,7 @@ def test_the_report_of_a_running_serve_is_printed(
     assert code == 1
     assert "sglang-8000  stalled (idle_wait)" in out
     assert "vllm-8001" in out
-    assert err == ""
+    assert err.startswith("what the stallwatch serve at http://127.0.0.1:")
 
 
 def test_json_is_the_document_itself(serve: Serve, report: Report, capsys: pytest.CaptureFixture[str]) -> None:

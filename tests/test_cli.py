@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -193,7 +195,7 @@ def test_a_right_configuration_is_said_to_be_right(tmp_path: Path, capsys: pytes
     file.write_text("retention: 10m\n")
 
     assert main(["serve", "--config.file", str(file), "--config.check"]) == 0
-    assert capsys.readouterr().out == f"{file}: is right\n"
+    assert capsys.readouterr().out == f"{file}: is valid\n"
 
 
 def test_bare_stallwatch_prints_the_help_with_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,3 +239,31 @@ def test_once_prints_one_page_and_ends(capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     assert "\nstallwatch_report_timestamp_seconds " in out
     assert out.endswith("\n")
+
+
+def test_a_variable_that_means_nothing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STALLWATCH_WEB_LISTEN_ADRESS", ":1")
+    monkeypatch.setenv("STALLWATCH_WEB_LISTEN_ADDRESS", ":1")
+    monkeypatch.setenv("STALLWATCH_COLLECTOR_NODE", "false")
+    monkeypatch.setenv("STALLWATCH_E2E_CACHE", "/nowhere")
+
+    assert main(["frameworks"]) == 0
+    assert capsys.readouterr().err == (
+        "stallwatch: the environment variable STALLWATCH_WEB_LISTEN_ADRESS means nothing here; is it misspelled?\n"
+    )
+
+
+def test_the_path_of_the_metrics_begins_with_a_slash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--web.telemetry-path", "metrics"]) == 2
+    assert "'metrics' is no path of a URL; it begins with /" in capsys.readouterr().err
+
+
+def test_a_full_disk_under_stdout_is_one_sentence() -> None:
+    """A real process: what Python buffered is written, and fails, after our own code."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "stallwatch", "frameworks"]
+        answer = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+
+    assert (answer.returncode, answer.stderr) == (2, "stallwatch: cannot write: No space left on device\n")

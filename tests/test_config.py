@@ -319,3 +319,13 @@ def test_budgets_fall_back_from_the_file_to_the_phase_to_the_rest() -> None:
     thresholds = Thresholds(budgets={"compiling": 5.0})
 
     assert [thresholds.budget(phase) for phase in ("compiling", "capturing_graphs", "ready")] == [5.0, 900.0, 600.0]
+
+
+def test_a_log_path_is_absolute(tmp_path: Path) -> None:
+    file = tmp_path / "a.yml"
+    file.write_text("servers:\n- name: a\n  match: {port: 1}\n  logs: [server.log]\n")
+
+    with pytest.raises(InputError) as raised:
+        load_config(file, FRAMEWORKS)
+
+    assert str(raised.value) == f"{file}:4: servers[0].logs: 'server.log' is no absolute path"

@@ -206,3 +206,13 @@ def test_every_state_but_failed_gives_way_to_progress(state: str) -> None:
     verdict = judge(Evidence(progress_age=1.0), T, Verdict(state, "none", 5.0), 1000.0)
 
     assert verdict.state == ("failed" if state == "failed" else "working")
+
+
+def test_a_reason_that_was_found_outlives_a_look_that_finds_none() -> None:
+    """One thread that happens to run at one look must not change the page's text."""
+    stalled = judge(STUCK, T, None, 1000.0)
+    running = tuple(replace(rank, waits=frozenset(("running",))) for rank in STUCK.ranks)
+
+    assert stalled.reason == "idle_wait"
+    assert judge(replace(STUCK, ranks=running), T, stalled, 1005.0).reason == "idle_wait"
+    assert judge(replace(STUCK, ranks=running), T, None, 1005.0).reason == "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -302,3 +303,11 @@ def test_no_text_of_the_log_comes_out(tmp_path: Path) -> None:
 
     assert PLANTED not in str(document)
     assert PLANTED not in format_text(document)
+
+
+def test_a_pipe_given_by_name_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    with pytest.raises(InputError, match="is a pipe or socket; a log file is needed, or - for standard input"):
+        parse_files([str(pipe)], "auto", FRAMEWORKS)

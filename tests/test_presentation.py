@@ -8,15 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from stallwatch.model import REASONS, RankState, Report, Verdict
+from stallwatch.model import REASONS, STATES, RankState, Report, Verdict
 from stallwatch.presentation import (
     REASON_WORDS,
+    SEVERITY,
+    by_severity,
     document,
     duration,
     exit_code,
     server_document,
     text,
     verdict_line,
+    verdict_words,
 )
 from stallwatch.printable import printable
 
@@ -183,3 +186,17 @@ def test_a_name_with_lost_bytes_still_makes_a_document(report: Report) -> None:
 )
 def test_foreign_text_is_cut_and_cleaned(foreign: str, shown: str) -> None:
     assert printable(foreign) == shown
+
+
+def test_what_needs_a_person_comes_first(report: Report) -> None:
+    servers = [{"server": name, "state": state} for name, state in (("a", "idle"), ("b", "stalled"), ("c", "unknown"))]
+
+    assert [server["server"] for server in by_severity(servers)] == ["b", "c", "a"]
+    assert set(SEVERITY) == set(STATES)
+
+
+def test_a_configured_server_that_never_came_is_not_said_to_have_ended() -> None:
+    server = {"state": "gone", "reason": "none", "starts": 0, "ready": False, "phase": "spawned", "suspect_rank": None}
+
+    assert verdict_words(server) == "gone: it has not been seen yet"
+    assert verdict_words({**server, "starts": 1}) == "gone"

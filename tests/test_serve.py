@@ -169,3 +169,53 @@ def test_an_address_that_is_none_is_one_sentence_and_exit_code_2(capsys: pytest.
 def test_once_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve_once(Settings(collectors=())) == 0
     assert "\nstallwatch_build_info{" in capsys.readouterr().out
+
+
+class Held:
+    """A stdout that somebody holds: writing waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached, self.let_go = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.reached.set()
+        assert self.let_go.wait(SOON)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+def test_a_stdout_that_is_held_does_not_hold_the_tick(report: Report) -> None:
+    out = Held()
+    speaker = Speaker(out)  # type: ignore[arg-type]  # a file as far as print is concerned
+    speaker.start()
+
+    speaker.hear(report)
+    assert out.reached.wait(SOON)
+    speaker.hear(report)  # returns although the first report is not out yet
+
+    out.let_go.set()
+
+
+def test_a_stdout_that_is_gone_is_noticed_once_and_stops_nothing(
+    report: Report, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone(Held):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    speaker = Speaker(Gone())  # type: ignore[arg-type]  # the same
+    caplog.set_level(logging.INFO)
+    speaker.start()
+    speaker.hear(report)
+    speaker._thread.join(SOON)
+    speaker.hear(report)
+
+    assert [record.message for record in caplog.records] == ["stdout is gone: verdicts are not printed any more"]
+
+
+def test_nothing_is_said_of_no_server_before_anybody_looked(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    health = tuple(replace(each, success=None) for each in report.health)
+
+    assert said(Speaker(), replace(report, servers=(), health=health), capsys) == []

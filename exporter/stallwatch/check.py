@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .assembly import Settings, make_daemon
+from .daemon import Daemon
 from .presentation import document, exit_code, text
+from .printable import printable
 from .strict_yaml import InputError
 
 ANSWER_SECONDS = 3.0
@@ -33,11 +36,23 @@ def check(settings: Settings, url: str, seconds: float, server: str | None, outp
     found = fetch(url)
     if found is None:
         print(f"no stallwatch serve at {url}: watching for {seconds:g} s", file=sys.stderr)
+        logging.getLogger(Daemon.__module__).setLevel(logging.WARNING)  # the answer comes at the end
         found = watch(settings, seconds)
+    else:
+        print(f"what the stallwatch serve at {url} says:", file=sys.stderr)
     if server is not None:
-        found["servers"] = [each for each in found["servers"] if each["server"] == server]
-    print(json.dumps(found, indent=1) if output == "json" else text(found))
+        found["servers"] = _only(server, found["servers"])
+    print(json.dumps(found, indent=1) if output == "json" else text(found), end="" if output == "text" else "\n")
     return exit_code(found)
+
+
+def _only(name: str, servers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The server of that name; says on stderr which there are when there is none."""
+    chosen = [server for server in servers if server["server"] == name]
+    if not chosen and servers:
+        known = ", ".join(printable(str(server["server"])) for server in servers)
+        print(f"stallwatch: no server {printable(name)!r}; there are {known}", file=sys.stderr)
+    return chosen
 
 
 def fetch(url: str) -> dict[str, Any] | None:

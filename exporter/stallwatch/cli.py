@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from .config import COLLECTORS, DEFAULT_LISTEN_ADDRESS
 from .strict_yaml import InputError, parse_duration
 
 PREFIX = "STALLWATCH_"
+TEST_PREFIX = "STALLWATCH_E2E_"
 TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 DEFAULT_URL = f"http://localhost{DEFAULT_LISTEN_ADDRESS}"
 
@@ -89,6 +91,21 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _path(text: str) -> str:
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no path of a URL; it begins with /")
+    return text
+
+
+def unknown_variables(environ: Mapping[str, str], parser: argparse.ArgumentParser) -> list[str]:
+    """Variables that look like ours and mean nothing: mostly a misspelled flag."""
+    commands = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    flags = {flag for command in commands.values() for action in command._actions for flag in action.option_strings}
+    known = {environment_name(flag) for flag in flags}
+    ours = (name for name in environ if name.startswith(PREFIX) and not name.startswith(TEST_PREFIX))
+    return sorted(name for name in ours if name not in known)
+
+
 def build_parser(environ: Mapping[str, str]) -> Parser:
     parser = Parser("stallwatch", description="Finds silent stalls of LLM inference servers.")
     parser.add_argument("--version", action="version", version=f"stallwatch {__version__}")
@@ -132,6 +149,7 @@ def _add_serve(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
         parser,
         "--web.telemetry-path",
         environ,
+        type=_path,
         default="/metrics",
         metavar="PATH",
         help="path of the metrics",
@@ -250,14 +268,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command is None:
             parser.print_help()
             return 0
+        for name in unknown_variables(os.environ, parser):
+            print(f"stallwatch: the environment variable {name} means nothing here; is it misspelled?", file=sys.stderr)
         log_format.set_up(getattr(arguments, "log.level"), getattr(arguments, "log.format"))
-        return COMMANDS[arguments.command][2](arguments)
+        status = COMMANDS[arguments.command][2](arguments)
+        sys.stdout.flush()
+        return status
     except (InputError, UsageError) as error:
         print(f"stallwatch: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output went away
         return 0
+    except OSError as error:
+        if error.filename is not None or error.errno != errno.ENOSPC:
+            raise
+        print(f"stallwatch: cannot write: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 2
     except KeyboardInterrupt:
         return 130
 

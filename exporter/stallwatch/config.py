@@ -260,7 +260,7 @@ def _server(section: Section, verdict: Thresholds, framework_names: tuple[str, .
         match=_match(section),
         framework=section.choice("framework", framework_names, "") if "framework" in section else None,
         role=section.choice("role", ("server", "embedded"), "server"),
-        logs=section.texts("logs"),
+        logs=_log_paths(section),
         port=section.integer("port", 0, 1, 65535) or None,
         health=health,
         ranks=section.integer("ranks", 0, 1) or None,
@@ -270,6 +270,14 @@ def _server(section: Section, verdict: Thresholds, framework_names: tuple[str, .
     )
     section.finish(("framework", "verdict"))
     return server
+
+
+def _log_paths(section: Section) -> tuple[str, ...]:
+    paths = section.texts("logs")
+    for path in paths:
+        if not path.startswith("/"):
+            raise section.wrong("logs", f"{path!r} is no absolute path")
+    return paths
 
 
 def _labels(section: Section) -> dict[str, str]:

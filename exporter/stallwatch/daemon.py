@@ -104,6 +104,7 @@ class Daemon:
         self._episodes = Episodes(self._timeline, self._thresholds_of, self.config.retention)
         self._latest: dict[str, Result] = {}
         self._seen_roots: set[ProcessId] = set()
+        self._awaited: set[str] = set()  # sources woken for a new server, whose next result ticks at once
         self._arrivals: dict[tuple[str, str], tuple[float, float]] = {}  # log -> its last line as Unix time, when seen
         self._now = 0.0
         self._config_reload = (True, wall())
@@ -153,8 +154,9 @@ class Daemon:
                 configure(config)
 
     def _notice(self, result: Result) -> None:
-        """Called by the pollers: a first look or a certain sign ticks at once."""
-        if result.source not in self._latest or is_urgent(result):
+        """Called by the pollers: a first look (at a new server too) or a certain sign ticks at once."""
+        if result.source not in self._latest or result.source in self._awaited or is_urgent(result):
+            self._awaited.discard(result.source)
             self._wake.set()
 
     def once(self, seconds: float) -> Report:
@@ -227,6 +229,7 @@ class Daemon:
         if seen - self._seen_roots:
             for poller in self.pollers:
                 if poller.source.name != result.source:
+                    self._awaited.add(poller.source.name)
                     poller.wake()
         self._seen_roots = seen
 

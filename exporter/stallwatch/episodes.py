@@ -27,6 +27,17 @@ from .verdict.evidence import rank_progress_age
 
 FAILED_KEPT_SECONDS = 24 * 3600.0
 
+REMEDIES: Mapping[str | None, str] = {
+    None: "not read yet",
+    "permission": "the capabilities CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH make them readable",
+    "vanished": "there is no such file",
+    "not_supported": "it is no regular file",
+    "namespace": "it is in another namespace",
+    "timeout": "reading takes too long",
+    "error": "reading fails",
+}
+"""Read reason -> what to tell a person about it."""
+
 MOST_ENDED = 64
 """Servers that ended and are still shown; of more the ones that ended first are dropped."""
 
@@ -257,15 +268,15 @@ def advice(evidence: Evidence, verdict: Verdict, thresholds: Thresholds) -> list
     if verdict.state == "quiet":
         left = thresholds.stall_after - evidence.progress_age
         sentences.append(f"nothing moved yet; watch for {max(1, round(left))} s more to know")
+    if evidence.root_gone_age is not None:
+        return sentences  # of an ended process there is nothing to read
     unreadable = [state.channel for state in evidence.channels if state.state == "unreadable"]
-    if unreadable:
-        channels = ", ".join(unreadable)
-        if evidence.unreadable_reason in (None, "permission"):
-            sentences.append(
-                f"unreadable: {channels}; the capabilities CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH make them readable"
-            )
-        else:
-            sentences.append(f"unreadable: {channels} ({evidence.unreadable_reason})")
+    reasons: dict[str | None, list[str]] = {}
+    for channel in unreadable:
+        reason = evidence.log_reason if channel == "log" else evidence.unreadable_reason
+        reasons.setdefault(reason, []).append(channel)
+    for reason, channels in reasons.items():
+        sentences.append(f"unreadable: {', '.join(channels)}; {REMEDIES.get(reason, reason)}")
     if evidence.log == "absent":
         sentences.append("no log evidence: stdout and stderr go to no file; write them to one (`> server.log 2>&1`)")
     if not evidence.threads_readable and not unreadable:

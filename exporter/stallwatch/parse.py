@@ -7,6 +7,8 @@ line numbers and the times the log prints only.
 from __future__ import annotations
 
 import gzip
+import os
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from .config import Limits
@@ -93,8 +94,11 @@ def _stdin() -> BufferedReader:
 
 def _file(path: str, name: str) -> BufferedReader:
     try:
-        if Path(path).is_dir():
+        kind = os.stat(path).st_mode
+        if stat.S_ISDIR(kind):
             raise InputError(name, 0, "", "is a directory; a log file is needed")
+        if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
+            raise InputError(name, 0, "", "is a pipe or socket; a log file is needed, or - for standard input")
         return open(path, "rb")
     except OSError as error:
         raise InputError(name, 0, "", f"cannot be read: {error.strerror}") from None

@@ -36,7 +36,7 @@ REASON_WORDS: Mapping[str, str] = {
     "no_tokens": "work is owed and no token comes",
     "health_timeout": "the health endpoint does not answer",
     "fatal_log": "the log ends in a fatal error",
-    "exited": "it exited",
+    "exited": "its first process ended without a word",
     "out_of_memory": "the kernel killed it for memory",
     "gpu_lost": "a GPU is lost",
     "driver_unresponsive": "the GPU driver does not answer",
@@ -49,6 +49,9 @@ REASON_WORDS: Mapping[str, str] = {
     "no_evidence": "there is too little evidence",
 }
 """What a reason means, for people; `none` has no words."""
+
+SEVERITY = ("stalled", "failed", "suspect", "unknown", "quiet", "slow", "working", "idle", "gone")
+"""States, what needs a person first."""
 
 
 # --- Report -> document ------------------------------------------------------------------------------------
@@ -124,6 +127,11 @@ def exit_code(report: Document) -> int:
     return 0 if any(state not in UNJUDGED_STATES for state in states) else 3
 
 
+def by_severity(servers: Iterable[Document]) -> list[Document]:
+    """What needs a person first; then by name."""
+    return sorted(servers, key=lambda server: (SEVERITY.index(server["state"]), server["server"]))
+
+
 # --- document -> words -------------------------------------------------------------------------------------
 
 
@@ -143,6 +151,8 @@ _UNITS = (("h", 86400, "d", 3600), ("m", 3600, "h", 60), ("s", 60, "m", 1))
 
 def verdict_words(server: Document) -> str:
     """The verdict without the name: `stalled (idle_wait) for 6m41s in loading_weights: ...`."""
+    if server["state"] == "gone" and server.get("starts") == 0:
+        return "gone: it has not been seen yet"
     reason, words = server["reason"], f"{server['state']}"
     if reason != "none":
         words += f" ({reason})"
@@ -151,6 +161,8 @@ def verdict_words(server: Document) -> str:
     if not server["ready"] and server["state"] != "gone":
         words += f" in {server['phase']}"
     because = [REASON_WORDS[reason]] if reason in REASON_WORDS else []
+    if server["state"] == "idle" and reason == "no_evidence":
+        because = ["ready; whether it has work is not known"]
     if server["suspect_rank"] and server["state"] in EPISODE_STATES:
         because.append(f"the others wait for {server['suspect_rank']}")
     return words + (f": {', '.join(because)}" if because else "")
@@ -165,7 +177,8 @@ def text(report: Document) -> str:
     """The whole document in words, ending in a newline: per server verdict, ranks, channels and advice."""
     if not report["servers"]:
         return "no inference server found on this node\n"
-    return "\n".join("".join(f"{line}\n" for line in _server_lines(server)) for server in report["servers"])
+    servers = by_severity(report["servers"])
+    return "\n".join("".join(f"{line}\n" for line in _server_lines(server)) for server in servers)
 
 
 def _server_lines(server: Document) -> list[str]:

@@ -7,7 +7,9 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TextIO
 
 from .assembly import Settings, make_daemon, read_config
 from .daemon import Daemon
@@ -33,22 +35,48 @@ class WebSettings:
 
 
 class Speaker:
-    """One line per server on stdout, whenever its verdict changes."""
+    """One line per server on stdout, whenever its verdict changes.
 
-    def __init__(self) -> None:
+    Has a thread of its own: a terminal that is held, or a pipe nobody reads, must not hold the tick.  When
+    stdout is gone it falls silent.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
         self._said: dict[str, tuple[object, ...]] = {}
         self._nothing_said = False
+        self._latest: Report | None = None
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="speaker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hear(self, report: Report) -> None:
+        """Take the latest report; one that could not be said in time is left out."""
+        self._latest = report
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            while self._wake.wait():
+                self._wake.clear()
+                if self._latest is not None:
+                    self.say(self._latest)
+        except (OSError, ValueError):
+            log.info("stdout is gone: verdicts are not printed any more")
 
     def say(self, report: Report) -> None:
+        looked = any(health.source == "processes" and health.success for health in report.health)
         before, self._said = self._said, {}
         for server in document(report)["servers"]:
             state = tuple(server[key] for key in ("state", "reason", "suspect_rank", "phase"))
             self._said[server["server"]] = state
             if before.get(server["server"]) != state:
-                print(verdict_line(server), flush=True)
-        if not report.servers and not before and not self._nothing_said:
+                print(verdict_line(server), file=self._out, flush=True)
+        if looked and not report.servers and not before and not self._nothing_said:
             self._nothing_said = True
-            print("no inference server found yet; looking again every few seconds", flush=True)
+            print("no inference server found yet; looking again every few seconds", file=self._out, flush=True)
 
 
 def serve(settings: Settings, web: WebSettings) -> int:
@@ -58,7 +86,7 @@ def serve(settings: Settings, web: WebSettings) -> int:
 
     def publish(report: Report) -> None:
         published[0].publish(report)
-        speaker.say(report)
+        speaker.hear(report)
 
     daemon = make_daemon(settings, publish)
     published.append(Published(daemon.config.intervals.tick, time.monotonic))
@@ -74,8 +102,12 @@ def serve(settings: Settings, web: WebSettings) -> int:
     except ListenError as error:
         print(f"stallwatch: {error}", file=sys.stderr)
         return 2
-    for address in http.addresses:
-        print(f"listening on http://{address.replace('[::]', 'localhost')}", flush=True)
+    with suppress(OSError):
+        for address in http.addresses:
+            print(f"listening on http://{address.replace('[::]', 'localhost')}", flush=True)
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        logging.getLogger(Daemon.__module__).setLevel(logging.WARNING)  # each verdict stands there already
+    speaker.start()
     _handle_signals(daemon, reload)
     try:
         daemon.start()
@@ -131,5 +163,5 @@ def serve_once(settings: Settings) -> int:
 def check_config(settings: Settings) -> int:
     """`--config.check`: read the configuration and say that it is right (InputError says what is not)."""
     config = read_config(settings, load_frameworks())
-    print(f"{config.file or 'the built-in configuration'}: is right")
+    print(f"{config.file or 'the built-in configuration'}: is valid")
     return 0

@@ -7,6 +7,7 @@ So a child does it (blocking_child); the parent waits no longer than a deadline.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import subprocess
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..model import ProcessId
+
+log = logging.getLogger(__name__)
 
 MOST_ABANDONED = 2
 """Helpers that may hang at once; a process in uninterruptible sleep does not even die of SIGKILL."""
@@ -83,6 +86,7 @@ class BlockingReads:
         self._child: subprocess.Popen[bytes] | None = None
         self._abandoned: list[subprocess.Popen[bytes]] = []
         self._buffer = b""
+        self._failed = False
 
     def command_line(self, process: ProcessId) -> CommandLine:
         """Read once, within the deadline; `reason` is timeout, permission, vanished or error otherwise."""
@@ -118,9 +122,22 @@ class BlockingReads:
         if self._child is None or self._child.poll() is not None:
             self.rest()
             self._buffer = b""
-            self._child = self._start(self._proc)
+            self._child = self._started()
         assert self._child.stdin is not None  # noqa: S101  # both pipes were asked for
         self._child.stdin.write(request)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """A new helper; said once when none can be started, for then no server is found."""
+        try:
+            child = self._start(self._proc)
+        except OSError as error:
+            if not self._failed:
+                facts = {"interpreter": sys.executable, "problem": error.strerror or "error"}
+                log.error("command lines cannot be read: the helper does not start", extra=facts)
+            self._failed = True
+            raise
+        self._failed = False
+        return child
 
     def _receive(self, until: float) -> bytes | None:
         """One line of the helper; None when it does not come in time."""

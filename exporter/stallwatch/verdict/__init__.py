@@ -20,10 +20,17 @@ def judge(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None, 
     finding = next(found for check in CHECKS if (found := check(evidence, thresholds, previous)) is not None)
     return Verdict(
         state=finding.state,
-        reason=finding.reason,
+        reason=_reason(finding, previous),
         since=previous.since if previous is not None and previous.state == finding.state else now,
         suspect_rank=_named(finding, previous),
     )
+
+
+def _reason(finding: Finding, previous: Verdict | None) -> str:
+    """A reason that was found stays while the state stays and nothing better is found: one look tells too little."""
+    if finding.reason == "none" and previous is not None and previous.state == finding.state == "stalled":
+        return previous.reason
+    return finding.reason
 
 
 def _named(finding: Finding, previous: Verdict | None) -> str | None:

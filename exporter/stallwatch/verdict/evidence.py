@@ -45,7 +45,8 @@ class Evidence:
     watched_age: float = math.inf  # since when storage is watched on every live rank
     log: str = "readable"  # readable unreadable absent
     gpu_readable: bool = False
-    unreadable_reason: str | None = None
+    unreadable_reason: str | None = None  # of storage, and so of most
+    log_reason: str | None = None
     autotune_open: bool = False
     root_gone_age: float | None = None
     shutdown_age: float | None = None
@@ -94,6 +95,7 @@ def gather(timeline: ServerTimeline, now: float, window: float, progress_age: fl
         watched_age=_watched_age(timeline, now) if progress_age is None else math.inf,
         log=log,
         unreadable_reason=reason,
+        log_reason=_log_reason(timeline),
         autotune_open=bool(startup.open_autotunes),
         root_gone_age=_age(now, timeline.root_gone_at),
         shutdown_age=_age(now, startup.shutdown_at),
@@ -197,6 +199,12 @@ def _log(timeline: ServerTimeline, now: float) -> str:
     if any(track.is_readable(now) for track in tracks):
         return "readable"
     return "unreadable" if tracks else "absent"
+
+
+def _log_reason(timeline: ServerTimeline) -> str | None:
+    """Why a log cannot be read; None when all can, or none was looked at."""
+    tracks = [track for (name, _), track in timeline.tracks.items() if name == signals.LOG_BYTES.name]
+    return min((track.reason for track in tracks if track.reason is not None), default=None)
 
 
 def _healthy(timeline: ServerTimeline, now: float, log: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from ..presentation import BAD_STATES, Document, moment, verdict_words
+from .. import __version__
+from ..presentation import BAD_STATES, Document, by_severity, moment, verdict_words
 
 _STYLE = """
 :root{color-scheme:light dark}
@@ -21,7 +22,7 @@ _COLUMNS = ("Server", "Verdict", "Since", "Framework", "Model", "Ranks alive")
 def html(report: Document) -> str:
     """The whole page of one document."""
     servers = report["servers"]
-    rows = "\n".join(_row(server) for server in servers)
+    rows = "\n".join(_row(server) for server in by_severity(servers))
     heads = "".join(f'<th scope="col">{column}</th>' for column in _COLUMNS)
     table = f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
     return f"""<!DOCTYPE html>
@@ -37,6 +38,7 @@ def html(report: Document) -> str:
 <h1>stallwatch</h1>
 <p>{escape(_summary(report))}</p>
 {f'<div class="scroll">{table}</div>' if servers else ""}
+<p><a href="/metrics">metrics</a> · <a href="/api/v1/report">report as JSON</a> · stallwatch {escape(__version__)}</p>
 </main>
 </body>
 </html>
@@ -59,7 +61,7 @@ def _row(server: Document) -> str:
     cells = (
         verdict_words(server),
         moment(server["since"]),
-        f"{server['framework']} {server['version']}",
+        f"{server['framework']} {server['version']}".strip(),
         server["model"],
         f"{alive} of {server['ranks_expected']}",
     )
