@@ -279,7 +279,6 @@ FATAL = replace(STUCK, fatal_age=10.0, progress_age=10.0)
         replace(READY, fatal_age=10.0, root_gone_age=1.0),
         replace(FATAL, deaths=((3.0, "TP1"),), live_ranks=0),
         replace(FATAL, fatal_age=60.0, progress_age=60.0),
-        replace(READY, fatal_age=60.0),
         replace(READY, fatal_age=10.0, shutdown_age=8.0, root_gone_age=1.0),
     ],
 )
@@ -419,3 +418,42 @@ def test_names_of_working_servers_are_not_told() -> None:
 
 def test_of_a_plain_silence_no_check_speaks_but_the_last() -> None:
     assert [check.__name__ for check in CHECKS if check(STUCK, T, None) is not None] == ["still"]
+
+
+def test_a_fatal_line_in_a_server_that_is_ready_needs_a_death() -> None:
+    """Nothing moves in a server that nobody asks anything: its silence confirms nothing."""
+    assert judged(replace(READY, fatal_age=600.0))[0] == "idle"
+    assert judged(replace(READY, fatal_age=10.0, deaths=((5.0, "TP1"),)))[:2] == ("failed", "rank_dead")
+
+
+# --- engines inside programs ---------------------------------------------------------------------------------
+
+DEAD = tuple(replace(rank, alive=False) for rank in two())
+ENDED = replace(READY, role="embedded", deaths=((900.0, "TP0"), (900.0, "TP1")), live_ranks=0, ranks=DEAD)
+
+
+def test_an_engine_that_ended_inside_its_program_is_idle() -> None:
+    """`del llm` in a notebook, or a script that goes on with the answers."""
+    assert judged(ENDED)[:2] == ("idle", "none")
+    assert judged(replace(ENDED, ready=False, log="absent"))[:2] == ("idle", "none")
+
+
+@pytest.mark.parametrize(
+    "not_done",
+    [
+        replace(ENDED, role="server"),
+        replace(ENDED, ready=False),
+        replace(ENDED, live_ranks=1, ranks=(DEAD[0], replace(DEAD[1], alive=True))),
+    ],
+)
+def test_an_engine_that_died_before_its_time_or_in_part_has_failed(not_done: Evidence) -> None:
+    assert judged(not_done)[:2] == ("failed", "rank_dead")
+
+
+def test_a_program_without_a_log_that_exits_is_gone_and_one_whose_log_never_said_ready_has_failed() -> None:
+    job = Evidence(role="embedded", log="absent", root_gone_age=5.0)
+
+    assert judged(job)[:2] == ("gone", "none")
+    assert judged(replace(job, log="readable"))[:2] == ("failed", "exited")
+    assert judged(replace(job, role="server"))[:2] == ("failed", "exited")
+    assert judged(replace(job, fatal_age=6.0))[0] == "failed"

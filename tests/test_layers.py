@@ -69,7 +69,7 @@ ALLOWED: Mapping[str, str] = {
     "parse": "model strict_yaml startup config frameworks sources.log_lines",
     "assembly": "model strict_yaml config frameworks sources sources.logs sources.table daemon poller",
     "catalogue": "model signals sources.table daemon exposition",
-    "check": ". assembly strict_yaml daemon presentation printable",
+    "check": ". config frameworks assembly strict_yaml daemon presentation printable",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation web.*",
     "drill": "model strict_yaml config",
     "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue",

@@ -281,3 +281,17 @@ def test_each_read_gets_the_scene_of_its_moment() -> None:
 )
 def test_a_certain_sign_is_urgent_and_nothing_else(observation: Observation, urgent: bool) -> None:
     assert is_urgent(sort("processes", [observation], 1.0)) is urgent
+
+
+def test_events_that_came_before_a_failure_are_kept_and_readings_are_not() -> None:
+    """Lines that were read from a log are not read again."""
+
+    class Breaking(Scripted):
+        def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
+            yield from super().read(scene, now)
+            raise ValueError
+
+    event = Event(1000.0, "s", "load_begin")
+    result = poller(Breaking([event, ALIVE])).turn()
+
+    assert (result.error, result.events, result.readings, result.servers) == ("ValueError", (event,), (), None)

@@ -546,3 +546,26 @@ def test_another_start_in_the_same_log_forgets_markers_and_ready() -> None:
 
     assert feed.now.markers == {}
     assert not feed.now.was_ready
+
+
+def test_a_start_in_the_log_of_a_server_that_is_ready_is_another_servers() -> None:
+    """Two servers append to one file: the second must not make the first one start again."""
+    feed, engine = at_rest(Feed()), at_rest(Feed(server=server(role="embedded")))
+    for each in (feed, engine):
+        each.tell(20.0, "args")
+        each.tell(21.0, "ready")
+        each.tell(100.0, "args")
+
+    assert feed.now.startup.ready_at == 21.0
+    assert engine.now.startup.ready_at is None  # a program may build its engine again
+
+
+def test_a_rank_that_came_back_is_not_dead_any_more() -> None:
+    feed = at_rest(Feed())
+    feed.dead.add("TP1")
+    feed.look(15.0)
+    assert feed.now.deaths == [(15.0, "TP1")]
+
+    feed.dead.clear()
+    feed.look(20.0)
+    assert feed.now.deaths == []

@@ -9,19 +9,25 @@ import http.client
 import json
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from .assembly import Settings, make_daemon
+from .assembly import Settings, make_daemon, read_config
+from .config import Intervals
 from .daemon import Daemon
+from .frameworks import load_frameworks
 from .presentation import document, exit_code, text
 from .printable import printable
 from .strict_yaml import InputError
 
 ANSWER_SECONDS = 3.0
 LARGEST_ANSWER = 16 << 20
+LOOKS = 5
+"""Times each collector looks, at least, while `check` watches by itself."""
 
 
 _SERVER_KEYS = frozenset(
@@ -56,18 +62,26 @@ def _only(name: str, servers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def fetch(url: str) -> dict[str, Any] | None:
-    """The document of a running `serve`; None when none answers."""
+    """The document of a running `serve`; None when none answers within ANSWER_SECONDS, bytes that trickle included."""
     connection, path = _connection(url)
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.append(_answer(connection, path)), daemon=True)
+    asking.start()
+    asking.join(ANSWER_SECONDS)
+    return found[0] if found and _is_document(found[0]) else None
+
+
+def _answer(connection: http.client.HTTPConnection, path: str) -> Any:
+    """What is there, as JSON; None when it is none."""
     try:
         connection.request("GET", path + "/api/v1/report")
         answer = connection.getresponse()
         content = answer.read(LARGEST_ANSWER)
-        found = json.loads(content) if answer.status == 200 else None
-    except (OSError, http.client.HTTPException, ValueError):
+        return json.loads(content) if answer.status == 200 else None
+    except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return None
     finally:
         connection.close()
-    return found if _is_document(found) else None
 
 
 def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
@@ -98,8 +112,14 @@ def _are(found: Any, keys: frozenset[str]) -> bool:
 
 
 def watch(settings: Settings, seconds: float, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
-    """Watch for `seconds`, then judge with dated evidence from before."""
-    daemon = make_daemon(settings, lambda report: None)
+    """Watch for `seconds`, then judge with dated evidence from before.
+
+    A short watch looks more often: "flat" must rest on several looks.
+    """
+    config = read_config(settings, load_frameworks())
+    often = max(0.2, seconds / LOOKS)
+    shorter = {each.name: min(often, getattr(config.intervals, each.name)) for each in fields(config.intervals)}
+    daemon = make_daemon(settings, lambda report: None, replace(config, intervals=Intervals(**shorter)))
     try:
         daemon.start()
         until = time.monotonic() + seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from .config import COLLECTORS, DEFAULT_LISTEN_ADDRESS
 from .strict_yaml import InputError, parse_duration
 
 PREFIX = "STALLWATCH_"
+SHORTEST_WATCH_SECONDS = 2.0
 TEST_PREFIX = "STALLWATCH_E2E_"
 TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 DEFAULT_URL = f"http://localhost{DEFAULT_LISTEN_ADDRESS}"
@@ -83,6 +85,13 @@ def _seconds(text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _watch(text: str) -> float:
+    seconds = _seconds(text)
+    if seconds < SHORTEST_WATCH_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is too short to see anything move; allowed is at least 2s")
+    return seconds
 
 
 def _count(text: str) -> int:
@@ -170,7 +179,7 @@ def _add_serve(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
 def _add_check(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
     _add_looking(parser, environ)
     parser.add_argument(
-        "--for", dest="seconds", type=_seconds, default=15.0, metavar="DURATION", help="how long to watch"
+        "--for", dest="seconds", type=_watch, default=15.0, metavar="DURATION", help="how long to watch, at least 2s"
     )
     parser.add_argument("--server", metavar="NAME", help="only this server")
     parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=f"a running serve (default {DEFAULT_URL})")
@@ -262,6 +271,9 @@ COMMANDS: Mapping[str, tuple[str, Adder, Callable[[argparse.Namespace], int]]] =
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: see docs/REFERENCE.md, "Command line"; 2 for bad usage, configuration or input."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names may not fit the locale's encoding
     try:
         parser = build_parser(os.environ)
         arguments = parser.parse_args(argv)

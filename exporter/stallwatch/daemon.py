@@ -196,8 +196,6 @@ class Daemon:
 
     def _take(self, result: Result, earliest: float) -> None:
         self._latest[result.source] = result
-        if result.error is not None:
-            return
         at = self._clock.of(result.finished, earliest)
         if result.servers is not None:
             self._timeline.see(result.servers, at)

@@ -139,11 +139,13 @@ class Poller:
         """One read, measured and guarded."""
         started = self._in_flight = self._monotonic()
         cpu = time.thread_time()
+        seen: list[Observation] = []
         try:
-            observations = self.source.read(self._scene(), Moment(started, self._wall()))
-            result = sort(self.source.name, observations, started, self._monotonic)
+            for observation in self.source.read(self._scene(), Moment(started, self._wall())):
+                seen.append(observation)  # what came before a failure is kept
+            result = sort(self.source.name, seen, started, self._monotonic)
         except Exception as error:  # the one broad catch: a broken source must not stop the others
-            result = Result(self.source.name, started, self._monotonic(), error=type(error).__name__)
+            result = self._failed(error, seen, started)
             self._errors["error"] += 1
             if self._last is None or self._last.error is None:
                 log.warning("source failed", exc_info=True, extra={"source": self.source.name})
@@ -156,6 +158,16 @@ class Poller:
         self._in_flight, self._last = None, result
         self.finished += 1
         return result
+
+    def _failed(self, error: Exception, seen: list[Observation], started: float) -> Result:
+        """No readings; but lines that were read from a log are not read again, so their events are kept."""
+        kept = [observation for observation in seen if isinstance(observation, Event | RankName)]
+        return replace(
+            sort(self.source.name, kept, started, self._monotonic),
+            servers=None,
+            listeners=None,
+            error=type(error).__name__,
+        )
 
     def _run(self) -> None:
         while True:

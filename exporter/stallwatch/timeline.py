@@ -56,6 +56,9 @@ _STALE_AFTER_GAPS = 3
 
 _SAME_START_SECONDS = 0.5
 
+HISTORY_SECONDS = 30.0
+"""How long after a server was first seen what its log held before may still be coming in."""
+
 _MOST_FORGOTTEN = 1024
 """Names of ended servers kept so that late readings about them do not begin them anew."""
 
@@ -377,6 +380,8 @@ class Timeline:
             if event.event == "novel":
                 self._novel(timeline, event)
                 continue
+            if _is_of_another_server(timeline, event):
+                continue
             self._note_marker(timeline, event)
             moved = timeline.startup.apply(event.event, event.rank, event.fields, event.at, event.dated)
             if moved:
@@ -424,6 +429,18 @@ class Timeline:
             timeline.startup.apply("ready", None, {}, event.at)
 
 
+def _is_of_another_server(timeline: ServerTimeline, event: Event) -> bool:
+    """A server that is ready does not begin anew in the same process: another one writes into its log.
+
+    What was in the file when it was found is another matter (earlier starts of the same server), and so is an
+    engine inside a program, which may be built again.
+    """
+    if not timeline.startup.begins_anew(event.event) or event.at <= timeline.anchor + HISTORY_SECONDS:
+        return False
+    embedded = timeline.server is not None and timeline.server.role == "embedded"
+    return not embedded and (timeline.was_ready or timeline.startup.ready_at is not None)
+
+
 def _same_start(known: float | None, started_at: float) -> bool:
     return known is not None and abs(known - started_at) <= _SAME_START_SECONDS
 
@@ -454,7 +471,10 @@ def _note_child_processes(
 def _note_death(
     timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
 ) -> None:
-    if not value and labels[1] not in {name for _, name in timeline.deaths}:
+    """A rank that came back (an engine built again inside a program) is not dead any more."""
+    if value:
+        timeline.deaths[:] = [death for death in timeline.deaths if death[1] != labels[1]]
+    elif labels[1] not in {name for _, name in timeline.deaths}:
         timeline.deaths.append((at, labels[1]))
 
 

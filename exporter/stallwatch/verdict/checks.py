@@ -53,6 +53,23 @@ def ended_orderly(evidence: Evidence, thresholds: Thresholds, previous: Verdict 
     return Finding("gone")
 
 
+def engine_ended(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """An engine inside a program is gone as a whole and the program lives on: `del llm` in a notebook.
+
+    Before it was ready this is an end of its work only where no log could tell of a failure.
+    """
+    over = evidence.deaths and not any(rank.alive for rank in evidence.ranks)
+    if evidence.role != "embedded" or not over or evidence.root_gone_age is not None:
+        return None
+    if evidence.fatal_age is not None or not _may_have_been_done(evidence):
+        return None
+    return Finding("idle")
+
+
+def _may_have_been_done(evidence: Evidence) -> bool:
+    return evidence.ready or (evidence.role == "embedded" and evidence.log != "readable")
+
+
 def rank_dead(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """A rank or engine that was seen is gone while others live.  When all went together: wait for the root."""
     if not evidence.deaths or evidence.shutdown:
@@ -72,7 +89,8 @@ def fatal_log(evidence: Evidence, thresholds: Thresholds, previous: Verdict | No
         ends.append(evidence.root_gone_age)
     confirmed = any(abs(age - evidence.fatal_age) <= ROOT_GRACE_SECONDS for age in ends)
     still_since = min(evidence.progress_age, evidence.fatal_age)
-    if confirmed or (still_since >= thresholds.window and _nothing_moves(evidence, thresholds.window)):
+    silent = still_since >= thresholds.window and _nothing_moves(evidence, thresholds.window)
+    if confirmed or (silent and not evidence.ready):  # nothing moves in a server that nobody asks anything
         rank = first_dead(evidence) if evidence.deaths else awaited_rank(evidence, thresholds)
         return Finding("failed", "fatal_log", rank)
     return None
@@ -100,7 +118,7 @@ def exited(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None)
     """The first process is gone without a word: a failure before ready, an end after (we see no exit code)."""
     if evidence.root_gone_age is None:
         return None
-    if evidence.ready and evidence.fatal_age is None:
+    if evidence.fatal_age is None and _may_have_been_done(evidence):
         return Finding("gone")
     return Finding("failed", "exited", first_dead(evidence))
 
@@ -170,6 +188,7 @@ CHECKS: tuple[Check, ...] = (
     never_came,
     stays_failed,
     ended_orderly,
+    engine_ended,
     rank_dead,
     fatal_log,
     exited,
