@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -267,3 +268,26 @@ def test_a_full_disk_under_stdout_is_one_sentence() -> None:
         answer = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
 
     assert (answer.returncode, answer.stderr) == (2, "stallwatch: cannot write: No space left on device\n")
+
+
+def test_a_root_that_is_no_directory_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--path.rootfs", "/nonexistent", "--once"]) == 2
+    assert capsys.readouterr().err == "stallwatch: /nonexistent: --path.rootfs: is no directory\n"
+
+
+def test_a_limit_on_processes_is_one_sentence() -> None:
+    """A real process of another user, who may have one process and one thread only."""
+    command = ["prlimit", "--nproc=1", "--", sys.executable, "-m", "stallwatch", "serve", "--once"]
+    if os.geteuid() != 0 or not os.access(sys.executable, os.X_OK) or shutil.which("prlimit") is None:
+        pytest.skip("needs root, to be another user, and prlimit")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    answer = subprocess.run(
+        command, user=65534, group=65534, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    if "Permission denied" in answer.stderr or "failed to execute" in answer.stderr:
+        pytest.skip("the interpreter is not readable to another user")
+
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines()[-1] == (
+        "stallwatch: no thread can be started: the limit on processes is reached (ulimit -u)"
+    )

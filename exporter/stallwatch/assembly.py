@@ -50,6 +50,11 @@ def _check_proc(proc: Path) -> None:
         raise InputError(str(proc), 0, "--path.procfs", problem) from None
 
 
+def _check_root(root: Path) -> None:
+    if not root.is_dir():
+        raise InputError(str(root), 0, "--path.rootfs", "is no directory")
+
+
 def raise_descriptor_limit() -> None:
     """As many open files as we may have: the threads collector keeps one per thread."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -69,6 +74,7 @@ def make_daemon(settings: Settings, publish: Callable[[Report], None], config: C
     raise_descriptor_limit()
     host = Host(config, frameworks, Path(settings.procfs), Path(settings.rootfs))
     _check_proc(host.proc)
+    _check_root(host.root)
 
     def pollers(scene: Callable[[], Scene], notify: Callable[[Result], None]) -> Iterable[Poller]:
         for name, make in SOURCES.items():

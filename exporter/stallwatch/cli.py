@@ -16,6 +16,8 @@ from .strict_yaml import InputError, parse_duration
 
 PREFIX = "STALLWATCH_"
 SHORTEST_WATCH_SECONDS = 2.0
+NO_THREAD = "can't start new thread"
+"""What CPython says when the kernel refuses one."""
 TEST_PREFIX = "STALLWATCH_E2E_"
 TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 DEFAULT_URL = f"http://localhost{DEFAULT_LISTEN_ADDRESS}"
@@ -292,6 +294,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output went away
         return 0
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        print("stallwatch: no thread can be started: the limit on processes is reached (ulimit -u)", file=sys.stderr)
+        return 2
     except OSError as error:
         if error.filename is not None or error.errno != errno.ENOSPC:
             raise
