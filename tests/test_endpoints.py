@@ -387,6 +387,7 @@ def test_a_new_start_is_asked_for_its_page_at_once(start: Start) -> None:
         (answer(500), "error"),
         (answer(403), "permission"),
         (answer(200, b"vllm:num_requests_running{ 1\n"), "error"),
+        (answer(200, b"vllm:num_requests_running{, == }\n"), "error"),  # the parser's own IndexError
         (answer(200, PAGE).replace(b"Content-Length: ", b"Content-Length: 9"), "error"),
         (answer(200, PAGE, "Content-Encoding: gzip"), "error"),
     ],

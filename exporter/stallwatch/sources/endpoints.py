@@ -108,10 +108,13 @@ class MetricsPage:
             raise ValueError("the wanted lines are too long")
         text = b"\n".join([*self._kept, b""]).decode("utf-8", "replace")
         sums: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if math.isfinite(sample.value):
-                    sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+        try:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if math.isfinite(sample.value):
+                        sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+        except IndexError as error:  # the parser's answer to some broken labels
+            raise ValueError("the page is no metrics page") from error
         found = {key: [name for name in names if name in sums] for key, names in self._names.items()}
         return {key: sums[names[0]] for key, names in found.items() if names}
 
