@@ -171,11 +171,29 @@ def test_without_arguments_the_frameworks_own_defaults_hold() -> None:
     assert facts("python -m sglang.launch_server") == Facts(metrics_enabled=False)
 
 
-@pytest.mark.parametrize("value", ["", "four", "-1", "1" * 30, "1e3", "$PORT"])
+@pytest.mark.parametrize("value", ["", "four", "-1", "1" * 30, "1e3", "$PORT", "\N{SUPERSCRIPT TWO}"])
 def test_a_number_that_is_none_is_the_default(value: str) -> None:
     found = facts(f"vllm serve m --port {value} --tensor-parallel-size {value}")
 
     assert (found.port, found.tensor_parallel) == (None, 1)
+
+
+@pytest.mark.parametrize(("value", "port"), [("0", None), ("1", 1), ("65535", 65535), ("65536", None), ("99999", None)])
+def test_a_port_no_socket_can_have_is_no_port(value: str, port: int | None) -> None:
+    assert facts(f"vllm serve m --port {value}").port == port
+
+
+def test_patterns_are_tried_on_the_beginning_of_a_foreign_command_line() -> None:
+    worker = "python -c multiprocessing.spawn"
+
+    assert command(f"{worker} {'x' * 100_000}").kind == "spawned"
+    assert command(f"python {'x' * 100_000} {worker}").kind == "other"
+
+
+def test_command_lines_with_the_same_long_beginning_are_no_copies_of_each_other() -> None:
+    first, second = (command(f"vllm serve {'x' * 10_000} --port {port}") for port in (1, 2))
+
+    assert first.fingerprint != second.fingerprint
 
 
 def test_the_last_of_a_repeated_argument_counts() -> None:

@@ -135,6 +135,29 @@ def test_what_is_excluded_is_not_found_by_its_engine_either(tmp_path: Path) -> N
     assert node.look().names == []
 
 
+def test_patterns_of_the_configuration_see_the_beginning_of_a_command_line(tmp_path: Path) -> None:
+    far = "x" * 5000
+    node = configured(
+        tmp_path,
+        ConfiguredServer("mine", Match(command=re.compile("needle"))),
+        discovery=Discovery(exclude=(re.compile("secret"),)),
+    )
+    node.tree.add(100, f"vllm serve m --port 1 {far} secret needle", comm="vllm")
+    node.tree.add(200, f"vllm serve needle --port 2 {far}", comm="vllm", started=200.0)
+    node.tree.add(300, f"vllm serve secret --port 3 {far}", comm="vllm", started=300.0)
+
+    assert set(node.look().names) == {"vllm-1", "mine"}
+
+
+@pytest.mark.parametrize("number", ["\N{SUPERSCRIPT TWO}", "9" * 5000])
+def test_a_foreign_word_that_is_no_number_fails_nothing(tmp_path: Path, number: str) -> None:
+    node = configured(tmp_path, discovery=Discovery(users=(number, str(os.geteuid()))))
+    node.tree.add(100, f"vllm serve m --port {number} -tp {number}", comm="vllm")
+    (node.tree.root / "\N{SUPERSCRIPT TWO}").mkdir()
+
+    assert node.look().names == ["vllm-8000"]
+
+
 def test_only_wanted_frameworks_and_users_are_discovered(tmp_path: Path) -> None:
     here = str(os.geteuid())
     for discovery, expected in (

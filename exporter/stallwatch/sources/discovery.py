@@ -42,6 +42,12 @@ COMPILERS = frozenset(
 )
 """comm of the build tools that just-in-time compilation starts below a rank."""
 
+LARGEST_PORT = 65535
+
+MOST_MATCHED = 4 << 10
+"""Characters of a command line that patterns are tried on: the line is another's word, up to 128 KiB of it."""
+
+_JOB = re.compile(r"[0-9]{1,10}")
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
 _VALUE_OPTIONS = ("-W", "-X", "--check-hash-based-pycs")
 _RUN_OPTION = re.compile(r"-[A-VYZabd-ln-z]*(?P<what>[mc])(?P<value>.*)", re.DOTALL)
@@ -71,12 +77,13 @@ def _after_options(words: list[str]) -> tuple[str, ...]:
 
     Short options may be written together: `-um NAME`, `-mNAME`, `-Wignore`.
     """
-    while words and words[0].startswith("-") and words[0] != "-":
-        option = words[0]
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        option = words[at]
         if not option.startswith("--") and (match := _RUN_OPTION.match(option)):
-            return ("-" + match["what"], *filter(None, [match["value"]]), *words[1:])
-        words = words[2:] if option in _VALUE_OPTIONS else words[1:]
-    return (_base(words[0]), *words[1:]) if words else ()
+            return ("-" + match["what"], *filter(None, [match["value"]]), *words[at + 1 :])
+        at += 2 if option in _VALUE_OPTIONS else 1
+    return (_base(words[at]), *words[at + 1 :]) if at < len(words) else ()
 
 
 def _base(path: str) -> str:
@@ -114,14 +121,14 @@ def read_facts(framework: Framework, words: Sequence[str]) -> Facts:
     given = {name: argument_value(argument, words) for name, argument in framework.arguments.items()}
 
     def number(name: str, default: int) -> int:
-        text = given.get(name) or ""
-        return int(text) if text.isdigit() and len(text) < 7 else default
+        found = whole_number(given.get(name))
+        return default if found is None else found
 
     nnodes = number("nnodes", 1)
     switched = given.get("metrics_enabled") is not None
     return Facts(
         model=short_model(given.get("served_model") or given.get("model") or ""),
-        port=number("port", 0) or None,
+        port=port if 0 < (port := number("port", 0)) <= LARGEST_PORT else None,
         tensor_parallel=max(1, number("tensor_parallel", 1)),
         pipeline_parallel=max(1, number("pipeline_parallel", 1)),
         data_parallel=max(1, number("data_parallel", 1)),
@@ -189,6 +196,11 @@ class Command:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
+def matched_part(argv: Sequence[str]) -> str:
+    """The beginning of a command line: as much of it as patterns are tried on."""
+    return " ".join(argv)[:MOST_MATCHED]
+
+
 def understand(
     frameworks: Sequence[Framework],
     argv: Sequence[str],
@@ -198,7 +210,7 @@ def understand(
     """Reduce a command line to what discovery needs."""
     if reason is not None:
         return Command(reason=reason)
-    words, title = head_words(argv), " ".join(argv)
+    words, title, everything = head_words(argv), matched_part(argv), " ".join(argv)
     entry = next(((f, rest) for f in frameworks if (rest := entry_point(f, words)) is not None), None)
     role, rank, titled_by = _by_title(frameworks, title)
     return Command(
@@ -208,8 +220,8 @@ def understand(
         rank=rank,
         titled_by=titled_by,
         kind=_kind(title),
-        fingerprint=hashlib.blake2b(title.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest(),
-        slurm_job=environ.get("SLURM_JOB_ID", "") if environ.get("SLURM_JOB_ID", "").isdigit() else "",
+        fingerprint=hashlib.blake2b(everything.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest(),
+        slurm_job=job if _JOB.fullmatch(job := environ.get("SLURM_JOB_ID", "")) else "",
         environ=environ,
     )
 

@@ -20,7 +20,7 @@ from ..model import Observation, ProcessId, Scene, Server, Signal, is_rank_name
 from . import Host, Moment
 from .blocking_reads import BlockingReads, CommandLine, CommandLines
 from .cgroups import Placement, parse_cgroup
-from .discovery import COMPILERS, Command, Facts, understand
+from .discovery import COMPILERS, Command, Facts, matched_part, understand
 from .members import SECOND_LOOK_SECONDS, Member, Tracked
 from .process_table import Known, ProcessTable
 from .procfs import CLOCK_TICKS, ProcFs
@@ -41,6 +41,8 @@ MOST_STARTS = 1024
 
 _PYTHONS = ("python", "pypy", "pt_main_thread")
 """Beginnings of comm of Python processes; PyTorch 2.4 renamed the main thread of whatever imported it."""
+
+_USER_ID = re.compile(r"[0-9]{1,10}")
 
 _SUPERVISORS = frozenset(
     [
@@ -142,11 +144,11 @@ class Processes:
 
     def _understand(self, line: CommandLine) -> Command:
         command = understand(self._host.frameworks, line.argv, line.environ, line.reason)
-        joined = " ".join(line.argv)
+        beginning = matched_part(line.argv)
         configured = next(
-            (s.name for s in self._config.servers if s.match.command and s.match.command.search(joined)), ""
+            (s.name for s in self._config.servers if s.match.command and s.match.command.search(beginning)), ""
         )
-        excluded = any(pattern.search(joined) for pattern in self._config.discovery.exclude)
+        excluded = any(pattern.search(beginning) for pattern in self._config.discovery.exclude)
         return replace(command, configured=configured, excluded=excluded)
 
     def _is_candidate(self, known: Known) -> bool:
@@ -516,7 +518,7 @@ def _user_ids(names: tuple[str, ...]) -> frozenset[int]:
     ids = set()
     for name in names:
         try:
-            ids.add(int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid)
+            ids.add(int(name) if _USER_ID.fullmatch(name) else pwd.getpwnam(name).pw_uid)
         except KeyError:
             ids.add(-1)
     return frozenset(ids)

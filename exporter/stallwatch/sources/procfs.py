@@ -153,7 +153,7 @@ class ProcFs:
         return os.path.join(self.root, str(pid), *parts)
 
     def pids(self) -> list[int]:
-        return [int(name) for name in os.listdir(self.root) if name.isdigit()]
+        return [int(name) for name in os.listdir(self.root) if name.isascii() and name.isdigit()]
 
     def forks(self) -> int | None:
         """Processes and threads created since boot on the whole machine; None when unknown."""
