@@ -21,11 +21,11 @@ INDUCTOR = ("python3", "/x/torch/_inductor/compile_worker/__main__.py", "--worke
 class Node:
     """A tree, the collector over it, and what its last look said.  Each look is 5 s after the one before."""
 
-    def __init__(self, root: Path, config: Config | None = None) -> None:
+    def __init__(self, root: Path, config: Config | None = None, most_kept: int | None = None) -> None:
         self.root = root
         self.tree = ProcTree(root / "proc")
         self.reads = DirectReads(self.tree)
-        self.source = Processes(Host(config or Config(), FRAMEWORKS, self.tree.root, root), self.reads)
+        self.source = Processes(Host(config or Config(), FRAMEWORKS, self.tree.root, root), self.reads, most_kept)
         self.now = 1000.0
         self.ready: frozenset[str] = frozenset()
         self.rank_names: tuple[RankName, ...] = ()

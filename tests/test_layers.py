@@ -24,6 +24,7 @@ ALLOWED: Mapping[str, str] = {
     ".": "",
     "model": "",
     "printable": "",
+    "descriptors": "",
     "strict_yaml": "",
     "startup": "",
     "signals": "model",
@@ -41,17 +42,17 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_lines": "model startup frameworks config",
     "sources.log_tail": "model",
     "sources.logs": "model signals startup config frameworks sources sources.log_lines sources.log_tail",
-    "sources.members": "model signals config frameworks sources.cgroups sources.discovery sources.process_table"
-    " sources.procfs",
+    "sources.members": "model descriptors signals config frameworks sources.cgroups sources.discovery"
+    " sources.process_table sources.procfs",
     "sources.node": "model sources sources.procfs",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
-    "sources.processes": "model signals config frameworks sources sources.blocking_reads sources.cgroups"
+    "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
     " sources.discovery sources.members sources.process_table sources.procfs sources.readings",
-    "sources.procfs": "model",
+    "sources.procfs": "model descriptors",
     "sources.readings": "model signals sources.members sources.procfs",
     "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
-    "sources.threads": "model signals sources sources.procfs sources.wait_class",
+    "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",
     "sources.wait_class": "model",
     # From readings to the Report.
     "timeline": "model signals startup config",
@@ -63,7 +64,7 @@ ALLOWED: Mapping[str, str] = {
     # From the Report to whoever reads it.
     "exposition": ". model signals config printable",
     "presentation": "model printable",
-    "web": ". model config printable exposition presentation",
+    "web": ". model descriptors config printable exposition presentation",
     # On top of all.
     "log_format": "",
     "parse": "model strict_yaml startup config frameworks sources.log_lines",

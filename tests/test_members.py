@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from process_node import INDUCTOR, Node
+from stallwatch.descriptors import Room
 from stallwatch.sources.members import Children, Member
 from stallwatch.sources.process_table import Known
 from stallwatch.sources.procfs import ProcFs, Stat
@@ -193,7 +194,7 @@ def test_without_the_right_the_reason_is_permission(node: Node) -> None:
     proc = Refusing(node.tree.root)
     stat = proc.stat(100)
     assert stat is not None
-    member = Member(proc, Known(stat, 0.0, 0), "rank", "TP0", 0.0)
+    member = Member(proc, Known(stat, 0.0, 0), "rank", "TP0", 0.0, Room(2))
 
     member.look(0.0)
     member.close()
@@ -209,7 +210,7 @@ def test_no_descriptor_left_is_unreadable_and_not_a_death(node: Node) -> None:
     node.tree.add(100, "x")
     stat = ProcFs(node.tree.root).stat(100)
     assert stat is not None
-    member = Member(Exhausted(node.tree.root), Known(stat, 0.0, 0), "rank", "TP0", 0.0)
+    member = Member(Exhausted(node.tree.root), Known(stat, 0.0, 0), "rank", "TP0", 0.0, Room(2))
 
     member.look(0.0)
     member.look(10.0)

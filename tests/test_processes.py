@@ -625,3 +625,23 @@ def test_closing_gives_every_descriptor_back(node: Node) -> None:
 
     links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
     assert not [link for link in links if os.path.lexists(link) and str(node.tree.root) in os.readlink(link)]
+
+
+def test_without_room_for_descriptors_members_are_read_without_keeping_their_files(tmp_path: Path) -> None:
+    """The rest of the exporter needs descriptors too: a server with 500 ranks must not take them all."""
+    before = len(os.listdir("/proc/self/fd"))
+    node = Node(tmp_path, most_kept=3)
+    node.vllm(ranks=8, cpu=5.0)
+    node.look()
+    kept = len(os.listdir("/proc/self/fd")) - before
+    node.tree.change(117, (), cpu=7.0)
+    node.tree.end(100)
+    node.look()
+    node.look()
+
+    assert kept == 3
+    assert node.value("process_cpu_seconds_total", "TP7") == 7.0
+    assert node.value("server_alive") == 0.0
+    assert node.value("rank_alive", "TP7") == 1.0
+    node.source.close()
+    assert len(os.listdir("/proc/self/fd")) == before

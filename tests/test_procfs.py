@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proc_tree import BOOT, ProcTree
+from stallwatch.descriptors import Room
 from stallwatch.model import ProcessId
 from stallwatch.sources.procfs import CLOCK_TICKS, Io, KeptFile, ProcFs, parse_io, parse_stat, reason_of
 
@@ -95,7 +96,7 @@ def test_why_a_read_failed_is_one_of_few_words(number: int | None, reason: str) 
 def test_a_kept_file_shows_what_stands_in_it_now(tmp_path: Path) -> None:
     path = tmp_path / "wchan"
     path.write_text("futex_do_wait")
-    kept = KeptFile(path)
+    kept = KeptFile(path, Room(1))
 
     first = kept.read()
     path.write_text("0")
@@ -109,7 +110,7 @@ def test_a_kept_file_shows_what_stands_in_it_now(tmp_path: Path) -> None:
 def test_a_kept_file_of_a_real_process_ends_with_it() -> None:
     """The descriptor pins the process: whoever gets its PID later is never seen through it."""
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    kept = KeptFile(f"/proc/{child.pid}/stat")
+    kept = KeptFile(f"/proc/{child.pid}/stat", Room(1))
 
     alive = parse_stat(kept.read())
     child.communicate()
@@ -122,11 +123,25 @@ def test_a_kept_file_of_a_real_process_ends_with_it() -> None:
 
 def test_a_kept_file_without_content_is_a_process_that_ended(tmp_path: Path) -> None:
     (tmp_path / "stat").touch()
-    kept = KeptFile(tmp_path / "stat")
+    kept = KeptFile(tmp_path / "stat", Room(1))
 
     with pytest.raises(ProcessLookupError):
         kept.read()
     kept.close()
+
+
+def test_a_file_without_room_is_read_and_not_kept_until_another_is_closed() -> None:
+    room = Room(1)
+    first, second = (KeptFile("/proc/self/stat", room) for _ in range(2))
+    before = len(os.listdir("/proc/self/fd"))
+
+    assert [file.read()[:1] for file in (first, second, second)] == [str(os.getpid()).encode()[:1]] * 3
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    first.close()
+    assert second.read()
+    assert not room.take()
+    second.close()
+    assert room.take()
 
 
 def test_a_tree_of_files_is_as_good_as_a_machine(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import gzip
 import http.client
 import json
+import logging
 import re
 import shutil
 import socket
@@ -20,12 +23,14 @@ from pathlib import Path
 
 import pytest
 
+from stallwatch.descriptors import Shares
 from stallwatch.model import Report, Signal, Verdict
 from stallwatch.presentation import document, verdict_words
-from stallwatch.web import Deadlines, HttpServer, ListenError, Published, connections, serve_http
+from stallwatch.web import Deadlines, HttpServer, ListenError, Published, serve_http
 from stallwatch.web.addresses import listen, split_address
 from stallwatch.web.app import wants_openmetrics
 from stallwatch.web.page import html
+from stallwatch.web.server import LoopErrors
 
 LEVEL = Signal("test_level", "A level of the test.", ("subject",))
 TICK = 5.0
@@ -442,9 +447,9 @@ def test_a_header_of_10_megabytes_is_not_kept(serve: Serve) -> None:
 
 def test_slow_clients_do_not_keep_honest_ones_out(serve: Serve) -> None:
     """More half requests than connections are allowed: the longest waiting ones go."""
-    running = serve()
+    running = serve(room=Shares(connections=10, accepted=10, threads=0, members=0))
     with contextlib.ExitStack() as clients:
-        slow = [clients.enter_context(connect(running)) for _ in range(connections.MAX_CONNECTIONS + 20)]
+        slow = [clients.enter_context(connect(running)) for _ in range(30)]
         for client in slow[20:]:
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
 
@@ -533,3 +538,23 @@ def test_a_client_that_takes_its_big_answer_late_gets_all_of_it(serve: Serve, re
 
     assert received.count(b"\nstallwatch_test_level{") == 60_000
     assert received.endswith(b"stallwatch is healthy\n")
+
+
+def test_accepts_that_fail_are_said_once_a_minute_and_other_errors_each_time(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    errors = LoopErrors(clock)
+    loop = asyncio.new_event_loop()
+    full = {"message": "socket.accept() out of system resource", "exception": OSError(errno.EMFILE, "too many files")}
+
+    with caplog.at_level(logging.WARNING):
+        for seconds in (0.0, 1.0, 58.0, 1.0):
+            clock.now += seconds
+            for _ in range(100):
+                errors(loop, full)
+        for _ in range(2):
+            errors(loop, {"message": "a bug", "exception": ValueError("x")})
+    loop.close()
+
+    said = [record.message.splitlines()[0] for record in caplog.records]
+    assert said == ["HTTP clients cannot be accepted", "HTTP clients cannot be accepted", "a bug", "a bug"]

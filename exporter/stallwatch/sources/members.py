@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .. import signals
 from ..config import ConfiguredServer
+from ..descriptors import Room
 from ..frameworks import Framework
 from ..model import Process, ProcessId, is_rank_name
 from .cgroups import Placement
@@ -57,7 +58,7 @@ class Member:
     does not find it, `unreadable` while it lives and its counters cannot be read.
     """
 
-    def __init__(self, proc: ProcFs, known: Known, role: str, rank: str, now: float) -> None:
+    def __init__(self, proc: ProcFs, known: Known, role: str, rank: str, now: float, room: Room) -> None:
         self.id, self.user, self.ppid, self.comm = known.id, known.user, known.stat.ppid, known.stat.comm
         self.role, self.rank, self.name, self.adopted_at = role, rank, "", now
         self.missing_since: float | None = None
@@ -67,6 +68,7 @@ class Member:
         self.unreadable: str | None = None
         self._proc = proc
         self._clock: int | None = None
+        self._room = room
         self._stat: KeptFile | None = None
         self._io: KeptFile | None = None
         self._io_reason: str | None = None
@@ -118,13 +120,13 @@ class Member:
 
     def _read_stat(self) -> Stat:
         if self._stat is None:
-            self._stat = KeptFile(self._proc.path(self.id.pid, "stat"))
+            self._stat = KeptFile(self._proc.path(self.id.pid, "stat"), self._room)
         return parse_stat(self._stat.read())
 
     def _read_io(self) -> Io | None:
         try:
             if self._io is None:
-                self._io = KeptFile(self._proc.path(self.id.pid, "io"))
+                self._io = KeptFile(self._proc.path(self.id.pid, "io"), self._room)
             self._io_reason = None
             return parse_io(self._io.read())
         except OSError as error:

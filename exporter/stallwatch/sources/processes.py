@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from .. import signals
 from ..config import Config, ConfiguredServer
+from ..descriptors import Room, shares
 from ..frameworks import Framework
 from ..model import Observation, ProcessId, Scene, Server, Signal, is_rank_name
 from . import Host, Moment
@@ -81,7 +82,7 @@ class Processes:
         UNIDENTIFIED,
     )
 
-    def __init__(self, host: Host, reads: CommandLines | None = None) -> None:
+    def __init__(self, host: Host, reads: CommandLines | None = None, most_kept: int | None = None) -> None:
         self._host = host
         self._pending: Config | None = None
         self._apply(host.config)
@@ -89,6 +90,7 @@ class Processes:
         self._boot = self._proc.boot_time()
         self._reads = reads or BlockingReads(host.proc, host.read_deadline_seconds)
         self._table = ProcessTable(self._proc, self._reads.command_line, self._understand)
+        self._room = Room(shares().members if most_kept is None else most_kept)
         self._children: dict[int, list[Known]] = {}
         self._tracked: dict[str, Tracked] = {}
         self._starts: dict[str, int] = {}
@@ -264,7 +266,7 @@ class Processes:
         if (before := self._tracked.pop(name, None)) is not None:
             self._left.update(before.members)
             _close(before)
-        tracked.members[root.id] = Member(self._proc, root, "main", "main", now)
+        tracked.members[root.id] = Member(self._proc, root, "main", "main", now, self._room)
         self._tracked[name] = tracked
         self._adopt(tracked, now)
         taken.update(tracked.members)
@@ -366,7 +368,7 @@ class Processes:
                     self._table.read_command(known, now)
                 role = "" if is_below_rank or known.stat.is_over else self._role(known, above)
                 if role and len(tracked.members) < self._config.limits.ranks * 2:
-                    tracked.members[known.id] = Member(self._proc, known, role, _rank_of(known, role), now)
+                    tracked.members[known.id] = Member(self._proc, known, role, _rank_of(known, role), now, self._room)
                     queue.append((known.stat.pid, role, False))
                     continue
                 counts = is_below_rank or above in ("rank", "engine")

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..descriptors import Room
 from ..model import ProcessId
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -113,25 +114,39 @@ def parse_io(content: bytes) -> Io:
 
 
 class KeptFile:
-    """A file of /proc kept open and read again by pread.
+    """A file of /proc, opened at the first read, kept open while there is room and read again by pread.
 
     The descriptor pins the process: after its end every read fails with ESRCH, and a later process with the
-    same PID is never seen.  A file without content (a recorded tree) is a process that ended, too.
+    same PID is never seen.  Without room the file is opened for each read, and whoever reads it has to look
+    whose it is.  A file without content (a recorded tree) is a process that ended, too.
     """
 
-    def __init__(self, path: str | Path, size: int = 1024) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._size = size
+    def __init__(self, path: str | Path, room: Room, size: int = 1024) -> None:
+        self._path, self._room, self._size = path, room, size
+        self._fd = -1
 
     def read(self) -> bytes:
-        content = os.pread(self._fd, self._size, 0)
+        """OSError when it cannot be read, ProcessLookupError or FileNotFoundError when the process ended."""
+        fd = self._fd if self._fd >= 0 else os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            content = os.pread(fd, self._size, 0)
+        finally:
+            if self._fd < 0:
+                self._keep_or_close(fd)
         if not content:
             raise ProcessLookupError(errno.ESRCH, "the process ended")
         return content
 
+    def _keep_or_close(self, fd: int) -> None:
+        if self._room.take():
+            self._fd = fd
+        else:
+            os.close(fd)
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+            self._room.give_back()
             self._fd = -1
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import repeat
 from typing import ClassVar
 
 from .. import signals
+from ..descriptors import Room, shares
 from ..model import WAITS, Observation, Process, ProcessId, Scene, Signal
 from . import Host, Moment
 from .procfs import ProcFs, Stat, parse_stat, reason_of
@@ -28,22 +28,6 @@ _INTERRUPTED = (b"219", b"128")
 
 Classes = tuple[dict[bytes, str], dict[int, str]]
 """Wait classes by content, for contents that decide it, and by thread for the others."""
-
-
-class Room:
-    """How many descriptors may stay open in all; a process for which there is no room is read without."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def take(self, number: int) -> bool:
-        if self._left < number:
-            return False
-        self._left -= number
-        return True
-
-    def give_back(self, number: int) -> None:
-        self._left += number
 
 
 class ThreadFiles:
@@ -255,7 +239,7 @@ class Threads:
     def __init__(self, host: Host, machine: str | None = None, most_kept: int | None = None) -> None:
         self._proc = ProcFs(host.proc)
         self._by_number = class_of_syscall(machine)
-        self._room = Room(_room_for_descriptors() if most_kept is None else most_kept)
+        self._room = Room(shares().threads if most_kept is None else most_kept)
         self._files: dict[ProcessId, ThreadFiles] = {}
 
     def close(self) -> None:
@@ -307,8 +291,3 @@ class Threads:
         main = group[0].main
         if len(group) == 1 and main is not None and main != "unreadable":
             yield signals.MAIN_THREAD.read(1.0, server, label, main)
-
-
-def _room_for_descriptors() -> int:
-    """Half of what the process may open: the rest is for everything else."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2

@@ -1,8 +1,8 @@
 """The open connections: h11 parses, asyncio moves the bytes, and nothing waits for a client.
 
 A connection is in one of two states, and each has its deadline (Deadlines): it waits for a request, or it is
-being answered, until the client has taken the whole answer.  When MAX_CONNECTIONS are open, the one that has
-waited longest is closed for a new one, so that clients who never finish a request keep no honest one out.
+being answered, until the client has taken the whole answer.  When `most` are open, the one that has waited
+longest is closed for a new one, so that clients who never finish a request keep no honest one out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import h11
 
 from .app import App, Request, Response, Slow, plain
 
-MAX_CONNECTIONS = 256
 _MAX_HEAD_BYTES = 16 << 10
 _MAX_BODY_BYTES = 64 << 10
 
@@ -49,8 +48,11 @@ DEADLINES = Deadlines()
 class Clients:
     """The open connections, and the limits they share."""
 
-    def __init__(self, app: App, max_requests: int, deadlines: Deadlines, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, app: App, max_requests: int, deadlines: Deadlines, loop: asyncio.AbstractEventLoop, most: int
+    ) -> None:
         self.loop = loop
+        self._most = most
         self.deadlines = deadlines
         self._app = app
         self._max_requests = max_requests
@@ -63,7 +65,7 @@ class Clients:
         """Make room for a new connection; False when every open one is being answered, and after `close`."""
         if self._is_closed:
             return False
-        if len(self._waiting) + len(self._answering) < MAX_CONNECTIONS:
+        if len(self._waiting) + len(self._answering) < self._most:
             return True
         oldest = next(iter(self._waiting), None)
         if oldest is None:

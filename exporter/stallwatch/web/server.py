@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import socket
 import ssl
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from .addresses import BACKLOG, ListenError, address_text, listen
+from ..descriptors import Shares, shares
+from .addresses import ListenError, address_text, listen
 from .app import App, Reload
 from .connections import DEADLINES, Clients, Connection, Deadlines
 from .published import Published
 
 MAX_REQUESTS = 40  # as node_exporter
 STOP_SECONDS = 1.5
+QUIET_SECONDS = 60.0
+"""How often it is said, at most, that clients cannot be accepted."""
+
+log = logging.getLogger(__name__)
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def serve_http(
@@ -26,12 +37,14 @@ def serve_http(
     reload: Reload | None = None,
     tls: ssl.SSLContext | None = None,
     deadlines: Deadlines = DEADLINES,
+    room: Shares | None = None,
 ) -> HttpServer:
     """Listen on every address and answer on a thread of its own until `stop` is called.
 
     An address is `HOST:PORT`, `[IPV6]:PORT` or `:PORT` (all of this machine's); port 0 is any free one.
     `reload` None: `/-/reload` is refused.  It runs on a thread of its own, since it may wait for a file.
     `max_requests`: answers in flight beyond which others get 503; 0 = no limit.
+    `room`: descriptors for clients; by default our share of what this process may open.
     ListenError when an address is malformed, taken or not ours; then nothing is left open.
     """
     sockets: list[socket.socket] = []
@@ -42,7 +55,7 @@ def serve_http(
         for each in sockets:
             each.close()
         raise
-    server = HttpServer(App(published, telemetry_path, reload), sockets, max_requests, deadlines)
+    server = HttpServer(App(published, telemetry_path, reload), sockets, max_requests, deadlines, room or shares())
     server.start(sockets, tls)
     return server
 
@@ -50,10 +63,14 @@ def serve_http(
 class HttpServer:
     """A running server: `addresses` it is bound to, and `stop`.  Made by `serve_http`."""
 
-    def __init__(self, app: App, sockets: Sequence[socket.socket], max_requests: int, deadlines: Deadlines) -> None:
+    def __init__(
+        self, app: App, sockets: Sequence[socket.socket], max_requests: int, deadlines: Deadlines, room: Shares
+    ) -> None:
         self.addresses: tuple[str, ...] = tuple(map(address_text, sockets))
         self._loop = asyncio.new_event_loop()
-        self._clients = Clients(app, max_requests, deadlines, self._loop)
+        self._loop.set_exception_handler(LoopErrors())
+        self._backlog = room.accepted  # also how many asyncio accepts before it looks at one of them
+        self._clients = Clients(app, max_requests, deadlines, self._loop, room.connections)
         self._listeners: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
@@ -63,7 +80,7 @@ class HttpServer:
                 lambda: Connection(self._clients),
                 sock=each,
                 ssl=tls,
-                backlog=BACKLOG,
+                backlog=self._backlog,
                 ssl_handshake_timeout=self._clients.deadlines.request if tls else None,
             )
             self._listeners.append(self._loop.run_until_complete(listening))
@@ -96,6 +113,22 @@ class HttpServer:
         if accepting:
             await asyncio.wait(accepting, timeout=STOP_SECONDS / 2)
         await _turns()
+
+
+class LoopErrors:
+    """Errors nobody awaits.  A failed accept is said once in QUIET_SECONDS: asyncio tells each of hundreds a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said = float("-inf")
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+            loop.default_exception_handler(dict(context))
+        elif self._clock() - self._said >= QUIET_SECONDS:
+            self._said = self._clock()
+            log.warning("HTTP clients cannot be accepted", extra={"problem": error.strerror or str(error)})
 
 
 async def _turns() -> None:
