@@ -43,6 +43,7 @@ class Stub:
         self.name, self.yields = name, yields
         self.closed, self.configs = False, list[Config]()
         self.dropped_servers = 0
+        self.dropped_ranks = 0
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         yield from self.yields()
@@ -246,9 +247,12 @@ def test_a_collector_that_hangs_makes_a_silent_server_unknown_and_never_a_page()
 
 def test_series_that_were_dropped_are_counted() -> None:
     node = Node()
+    before = node.step().dropped
     node.sources["processes"].dropped_servers = 7
+    node.sources["processes"].dropped_ranks = 3
 
-    assert node.step().dropped == {"servers_limit": 7}
+    assert before == {"servers_limit": 0, "ranks_limit": 0}
+    assert node.step().dropped == {"servers_limit": 7, "ranks_limit": 3}
 
 
 # --- what sources tell each other --------------------------------------------------------------------------

@@ -572,11 +572,44 @@ def test_workers_that_come_and_go_are_forgotten(node: Node) -> None:
     assert node.value("process_cpu_seconds_total", "frontend") == 20.0
 
 
-def test_the_members_of_a_server_are_limited(tmp_path: Path) -> None:
+def test_ranks_beyond_the_limit_are_left_out_and_counted_once_each(tmp_path: Path) -> None:
     node = configured(tmp_path, limits=Limits(ranks=2))
     node.vllm(ranks=9)
+    node.look()
+    node.look()
 
-    assert len(node.look().ranks) == 4
+    assert node.ranks == {100: "main", 101: "engine", 110: "TP0", 111: "TP1"}
+    assert node.source.dropped_ranks == 7
+    node.tree.add(120, "VLLM::APIServer_1", comm="VLLM::APIServer", ppid=100)
+    node.tree.add(121, "VLLM::APIServer_2", comm="VLLM::APIServer", ppid=100)
+    node.look()
+    assert set(node.ranks) == {100, 101, 110, 111, 120}
+    assert node.source.dropped_ranks == 8
+
+
+def test_a_title_that_makes_a_rank_of_another_process_does_not_pass_the_limit(node: Node, tmp_path: Path) -> None:
+    node = configured(tmp_path / "limited", limits=Limits(ranks=2))
+    node.vllm(ranks=2)
+    node.tree.add(120, "VLLM::APIServer_1", comm="VLLM::APIServer", ppid=100)
+    node.look()
+    node.tree.change(120, "VLLM::Worker_TP7", comm="VLLM::Worker_TP")
+    node.look()
+
+    assert len([rank for rank in node.ranks.values() if rank.startswith("TP")]) == 2
+    assert node.source.dropped_ranks == 1
+
+
+def test_names_of_dead_ranks_are_limited_and_the_latest_death_is_known(tmp_path: Path) -> None:
+    node = configured(tmp_path, limits=Limits(ranks=2))
+    node.vllm(ranks=1)
+    for number in range(3, 9):
+        node.tree.add(110 + number, f"VLLM::Worker_TP{number}", comm="VLLM::Worker_TP", ppid=101)
+        node.look()
+        node.tree.end(110 + number)
+        node.look()
+        node.look()
+
+    assert node.alive() == {"engine": 1.0, "TP0": 1.0, "TP8": 0.0}
 
 
 # --- what must not be said ---

@@ -266,8 +266,11 @@ class Daemon:
         )
 
     def _dropped(self) -> dict[str, int]:
-        dropped = sum(int(getattr(poller.source, "dropped_servers", 0)) for poller in self.pollers)
-        return {"servers_limit": dropped}
+        sources = [poller.source for poller in self.pollers]
+        return {
+            f"{what}_limit": sum(int(getattr(source, f"dropped_{what}", 0)) for source in sources)
+            for what in ("servers", "ranks")
+        }
 
     def _is_current(self, result: Result, monotonic: float) -> bool:
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)

@@ -275,7 +275,8 @@ class Tracked:
         """The member is dead."""
         self.retire(member)
         if member.is_watched:
-            self.dead_ranks[member.rank] = now
+            self.dead_ranks.pop(member.rank, None)
+            self.dead_ranks[member.rank] = now  # the latest death stands last
         self.root_gone = self.root_gone or member.id == self.root
         self.drop(member)
 
@@ -283,6 +284,13 @@ class Tracked:
         """The process lives or not, it is no member any more."""
         member.close()
         del self.members[member.id]
+
+    def forget_dead(self, most: int) -> None:
+        """Keep the names of ranks, living and dead, to a number; the latest death is always known."""
+        living = {member.rank for member in self.members.values() if is_rank_name(member.rank)}
+        gone = [rank for rank in self.dead_ranks if rank not in living]
+        for rank in gone[: max(0, min(len(gone) - 1, len(living) + len(gone) - most))]:
+            del self.dead_ranks[rank]
 
     def is_dead(self, rank: str) -> bool:
         """A rank that died, and that no younger process has taken the place of."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pwd
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
@@ -96,9 +96,11 @@ class Processes:
         self._starts: dict[str, int] = {}
         self._left: set[ProcessId] = set()  # still alive after their server started anew
         self._dropped: set[ProcessId] = set()
+        self._refused: set[ProcessId] = set()
         self._now = 0.0
         self.again_seconds: float | None = None
         self.dropped_servers = 0  # servers that found no room, so far
+        self.dropped_ranks = 0  # processes of servers that found no room, so far
 
     def configure(self, config: Config) -> None:
         """Take a new configuration at the next read."""
@@ -316,6 +318,7 @@ class Processes:
         self._dismiss(tracked)
         children = self._adopt(tracked, now)
         self._name_ranks(tracked, scene)
+        self._keep_to_limit(tracked)
         for member in tuple(tracked.members.values()):
             member.look(now)
             if member.dead:
@@ -323,6 +326,7 @@ class Processes:
             elif member.missing_since is not None:
                 self.again_seconds = SECOND_LOOK_SECONDS
         self._count_children(tracked, children, now)
+        tracked.forget_dead(self._config.limits.ranks)
         if not tracked.members:
             tracked.ended_at = now
 
@@ -367,7 +371,10 @@ class Processes:
                 if known.command is None and self._candidate.match(known.stat.comm):
                     self._table.read_command(known, now)
                 role = "" if is_below_rank or known.stat.is_over else self._role(known, above)
-                if role and len(tracked.members) < self._config.limits.ranks * 2:
+                if role and len(tracked.members) > self._config.limits.ranks * 2:
+                    self._refuse(known.id)
+                    continue
+                if role:
                     tracked.members[known.id] = Member(self._proc, known, role, _rank_of(known, role), now, self._room)
                     queue.append((known.stat.pid, role, False))
                     continue
@@ -376,6 +383,21 @@ class Processes:
                     others.append((known.id, _child_kind(known)))
                 queue.append((known.stat.pid, above, counts))
         return others
+
+    def _keep_to_limit(self, tracked: Tracked) -> None:
+        """Let go of ranks beyond the limit, and of as many others; titles may make a rank of any process."""
+        found: Counter[bool] = Counter()
+        for member in tuple(tracked.members.values()):
+            kind = is_rank_name(member.rank)
+            found[kind] += member.id != tracked.root
+            if found[kind] > self._config.limits.ranks:
+                self._refuse(member.id)
+                tracked.retire(member)
+                tracked.drop(member)
+
+    def _refuse(self, process: ProcessId) -> None:
+        self.dropped_ranks += process not in self._refused
+        self._refused.add(process)
 
     def _role(self, known: Known, above: str) -> str:
         """The role of a descendant of a member of role `above`; "" when it is none (a tool, a compiler).
@@ -443,6 +465,7 @@ class Processes:
                 del self._tracked[name]
         self._left = {process for process in self._left if self._table.find(process)}
         self._dropped = {process for process in self._dropped if self._table.find(process)}
+        self._refused = {process for process in self._refused if self._table.find(process)}
 
     # --- what belongs to no tracked server ----------------------------------------------------------------
 
