@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
-from stallwatch.frameworks import FIELDS, Framework, Pattern, load_frameworks, rank_name
+from stallwatch.frameworks import FIELDS, Framework, Pattern, decimal_number, load_frameworks, rank_name
+from stallwatch.parse import format_text, parse_files
 from stallwatch.sources.log_lines import Hit, LogScanner
 from stallwatch.strict_yaml import InputError
 
@@ -73,6 +78,47 @@ def test_the_literal_of_a_pattern_is_in_every_line_it_matches(framework: Framewo
 
     assert pattern is not None
     assert pattern.literal in line["line"].encode()
+
+
+RUNS = (
+    st.none()
+    | st.text("0123456789.\u0663\u096d\u00b2", min_size=1, max_size=24)
+    | st.builds(lambda digit, length: digit * length, st.sampled_from("09.\u0663"), st.integers(1, 5000))
+)
+"""What may stand where a line has a number; None = the number itself."""
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@given(runs=st.lists(RUNS, min_size=1, max_size=7), ready=st.booleans())
+@settings(max_examples=15, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+def test_no_number_in_any_known_line_stops_the_reader(name: str, runs: list[str | None], ready: bool) -> None:
+    numbers = cycle(runs)
+    known = [one["line"] for part in ("lines", "silent") for file in (name, "common") for one in fixture(file)[part]]
+    spoilt = []
+    for line in known:
+        prefix = FRAMEWORKS[name].prefix.match(line)
+        for begin in (0, prefix.end() if prefix else 0):  # a spoilt prefix is often none, and then nothing fits
+            rest = re.sub(r"\d+(?:\.\d+)*", lambda number: next(numbers) or number[0], line[begin:])
+            spoilt.append(line[:begin] + rest)
+    log = "".join(line + "\n" for line in spoilt).encode()
+
+    scanner = LogScanner(FRAMEWORKS[name])
+    if ready:
+        scanner.be_ready()
+    scanner.feed(log)
+    document = parse_files(["-"], name, load_frameworks(), io.BufferedReader(io.BytesIO(log)))
+
+    assert scanner.lines == len(spoilt)
+    assert format_text(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("12", 12.0), ("12.5", 12.5), ("7.", 7.0)]
+    + [(text, None) for text in (None, "", ".", "1.2.3", "9" * 400, "\u0663", "1e9", "nan", "inf", "-1", " 1")],
+)
+def test_a_figure_is_a_plain_decimal_or_none(text: str | None, number: float | None) -> None:
+    assert decimal_number(text) == number
 
 
 @pytest.mark.parametrize(("framework", "line"), list(lines("silent")))

@@ -421,3 +421,13 @@ def test_numbers_too_long_to_be_one_are_no_number(name: str) -> None:
     assert scanner.lines == len(lines)
     assert {hit.rank for hit in hits} <= {None, "TP0"}
     assert all(not isinstance(value, float) or value <= 1 for hit in hits for value in hit.fields.values())
+
+
+def test_an_engine_whose_number_is_too_long_to_be_one_is_no_rank() -> None:
+    args = "(APIServer pid=1) INFO 11-29 15:31:00 [u.py:1] non-default args: {'model': 'm', 'data_parallel_size': 4}"
+    load = "(EngineCore_DP{} pid=9) INFO 11-29 15:31:08 [m.py:1] Loading weights took 3.20 seconds"
+    scanner = LogScanner(FRAMEWORKS["vllm"], track_shapes=False)
+
+    hits = feed(scanner, args, load.format("9" * 5000), load.format("2"))
+
+    assert [hit.rank for hit in hits if hit.event == "load_end"] == [None, "DP2"]

@@ -100,6 +100,26 @@ def test_what_comes_later_is_told_as_it_arrives_and_dated_by_what_the_log_prints
     assert values(seen, "log_last_line_timestamp_seconds") == {("stdout",): WALL + 2}
 
 
+def test_a_figure_that_is_no_number_costs_no_other_log_its_turn(node: Node) -> None:
+    node.write(
+        "[2026-06-02 08:30:00 TP0] Decode batch, #running-req: 3, #token: 1, token usage: 0.0, cuda graph: True, "
+        "gen throughput (token/s): 1.2.3, #queue-req: 2\n",
+        "odd",
+    )
+    node.place("odd", "stdout")
+
+    told = events(node.read())
+
+    assert [(event.log, event.event) for event in told] == [("odd", "stats"), ("stdout", "load_begin")]
+    assert told[0].fields == {"running": 3.0, "waiting": 2.0}
+
+
+def test_a_line_of_an_absurd_year_has_no_date(node: Node) -> None:
+    node.write("[0001-01-01 00:00:00 TP0] Load weight end.\n[9999-12-31 23:59:59 TP0] Memory pool end.\n")
+
+    assert [event.dated for event in events(node.read())] == [None, None, WALL]
+
+
 def test_counters_over_closed_sets_exist_from_zero(node: Node) -> None:
     seen = node.read()
 

@@ -16,10 +16,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from itertools import chain
+from string import digits
 from typing import Any
 
 from .config import Limits
-from .frameworks import Framework
+from .frameworks import Framework, whole_number
 from .sources.log_lines import Batch, Hit, LogScanner, parse_time, seconds_between
 from .startup import PROGRESS_EVENTS, Startup
 from .strict_yaml import InputError
@@ -366,7 +367,8 @@ def _offset_of_line(block: bytes, number: int) -> int:
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
-    return [(part.rstrip("0123456789"), int("0" + part.lstrip("DPTEAMOCV_"))) for part in name.split("-")]
+    """Sorting key of a rank's name: PP2 before PP10."""
+    return [(part.rstrip(digits), whole_number(part[len(part.rstrip(digits)) :]) or 0) for part in name.split("-")]
 
 
 # --- text ----------------------------------------------------------------------------------------------

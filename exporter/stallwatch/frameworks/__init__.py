@@ -48,6 +48,7 @@ PREFIX_GROUPS = ("time", "parts", "rank", "pid", "level", "uvicorn", "engine")
 PREFIX_NEEDS = ("own", "uvicorn", "any")
 SPEAKERS = ("every", "first", "first_classic")
 
+_DECIMAL = re.compile(r"[0-9]{1,18}(?:\.[0-9]{0,18})?")
 _PARTS = re.compile(r"([A-Z]+(?:_[A-Z]+)*)(\d{1,5})(?!\d)")
 
 Role = Literal["main", "engine", "rank", "worker", "detokenizer", "controller"]
@@ -189,6 +190,11 @@ class Framework:
 def whole_number(text: str | None) -> int | None:
     """A number that foreign text prints; None when there is none, or one longer than any rank, size or PID."""
     return int(text) if text and text.isdecimal() and len(text) <= 9 else None
+
+
+def decimal_number(text: str | None) -> float | None:
+    """A figure that foreign text prints, as `whole_number`: "12", "12.5"; never infinite, None for "1.2.3"."""
+    return float(text) if text and _DECIMAL.fullmatch(text) else None
 
 
 def rank_name(parts: str) -> str:

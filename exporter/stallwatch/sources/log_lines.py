@@ -7,7 +7,6 @@ Nothing here raises on any input: NUL bytes, invalid UTF-8, endless lines are re
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from ..config import Limits
-from ..frameworks import NO_EVENT, NUMBER_FIELDS, Framework, Pattern, rank_name, whole_number
+from ..frameworks import NO_EVENT, NUMBER_FIELDS, Framework, Pattern, decimal_number, rank_name, whole_number
 
 MAX_SHAPES = 20_000
 """Distinct line shapes remembered in one start; beyond it every unknown line counts as a repeat."""
@@ -537,8 +536,8 @@ class LogScanner:
 
     def _engine_rank(self, prefix: re.Match[str] | None) -> str | None:
         """An engine that runs the model itself, one of several by data parallelism, is a rank: DP3."""
-        engine = self.framework.prefix_group(prefix, "engine")
-        if engine and self._sizes.get("dp_size", 1) > 1 and self._sizes.get("tp_size", 1) == 1:
+        engine = whole_number(self.framework.prefix_group(prefix, "engine"))
+        if engine is not None and self._sizes.get("dp_size", 1) > 1 and self._sizes.get("tp_size", 1) == 1:
             return f"DP{engine}"
         return None
 
@@ -667,11 +666,11 @@ def _text(piece: bytes) -> str:
 
 
 def _numbers(groups: dict[str, str]) -> dict[str, float | str]:
-    """The numbers of a line; one too large for a float is as good as none."""
-    found = {name: float(groups[name]) for name in NUMBER_FIELDS if groups.get(name)}
-    fields: dict[str, float | str] = {name: value for name, value in found.items() if math.isfinite(value)}
-    if "percent" in fields:
-        fields["ratio"] = float(fields.pop("percent")) / 100
+    """The numbers of a line; text that is no number, or one too long to be one, is as good as none."""
+    fields: dict[str, float | str] = {}
+    for name in NUMBER_FIELDS:
+        if (value := decimal_number(groups.get(name))) is not None:
+            fields["ratio" if name == "percent" else name] = value / 100 if name == "percent" else value
     return fields
 
 

@@ -28,7 +28,7 @@ from ..model import (
 )
 from ..signals import LOG_BYTES, REQUESTS_RUNNING, REQUESTS_WAITING
 from . import Host, Moment
-from .log_lines import Batch, Hit, LogScanner
+from .log_lines import Batch, Hit, LogScanner, seconds_between
 from .log_tail import FolderWatch, LogTail
 
 READ_BYTES = 64 << 20
@@ -41,6 +41,8 @@ MOST_EVENTS = 2000
 """Events told of one log in one turn; the counters count them all."""
 TOLD_ONCE = frozenset(("error", "watchdog", "waiting", "lock_wait", "stats"))
 """Events of which one turn tells the last of each kind and rank only."""
+LONGEST_LOG_SECONDS = 10 * 366 * 86400.0
+"""Times printed further apart than this are no times."""
 FALLBACK = "generic"
 
 _LOG = ("server", "log")
@@ -330,10 +332,11 @@ def _told(hits: list[Hit]) -> list[Hit]:
 
 
 def _dated(log: _Log, hit: Hit) -> float | None:
-    """Unix time of a line: the file's last change, less the time the log printed since."""
+    """Unix time of a line: the file's last change, less the time the log printed since; None for an absurd one."""
     if hit.time is None or log.scanner.last_time is None or log.tail.modified is None:
         return None
-    return log.tail.modified - max(0.0, log.scanner.last_time - hit.time)
+    since = seconds_between(hit.time, log.scanner.last_time)
+    return log.tail.modified - since if since < LONGEST_LOG_SECONDS else None
 
 
 def _demand(server: str, hits: list[Hit]) -> Iterator[Reading]:
