@@ -106,3 +106,72 @@ def test_after_the_first_process_the_streams_of_a_living_one_count(node: Node) -
     node.tree.end(100)
 
     assert logs(node) == [("a.log", None), ("stderr", "vanished")]
+
+
+def test_a_log_keeps_its_name_when_it_is_renamed_and_gives_it_to_the_file_that_takes_its_place(node: Node) -> None:
+    """Rotation by renaming: until the server opens the new file it writes to the old one."""
+    node.vllm()
+    log, old = node.root / "s.log", node.root / "s.log.1"
+    log.write_text("x")
+    node.tree.redirect(100, 1, log)
+    node.tree.redirect(100, 2, "/dev/null")
+    first, inode = logs(node)[0], node.server.logs[0].inode
+    log.rename(old)
+    node.tree.redirect(100, 1, old)
+    renamed, same = logs(node)[0], node.server.logs[0].inode
+    log.write_text("y")
+    other = node.root / "s-2.log"
+    other.write_text("z")
+    node.tree.redirect(100, 1, other)
+
+    assert [first, renamed, logs(node)[0]] == [("s.log", None)] * 3
+    assert inode == same != node.server.logs[0].inode
+
+
+def test_a_log_keeps_its_name_while_it_cannot_be_seen(node: Node) -> None:
+    node.vllm()
+    (node.root / "s.log").write_text("x")
+    node.tree.redirect(100, 1, node.root / "s.log")
+    node.tree.redirect(100, 2, "/dev/null")
+    node.look()
+    stream = node.tree.folder(100) / "fd/1"
+    stream.unlink()
+
+    assert logs(node)[0] == ("s.log", "vanished")
+    node.tree.redirect(100, 1, node.root / "s.log")
+    assert logs(node)[0] == ("s.log", None)
+
+
+def test_a_stream_that_becomes_a_file_is_named_by_it(node: Node) -> None:
+    node.vllm()
+    for fd in (1, 2):
+        node.tree.redirect(100, fd, "/dev/null")
+    before = logs(node)
+    (node.root / "s.log").write_text("x")
+    node.tree.redirect(100, 1, node.root / "s.log")
+
+    assert (before[0], logs(node)[0]) == (("stdout", "absent"), ("s.log", None))
+
+
+def test_a_file_keeps_its_name_when_another_stream_leads_to_it(node: Node) -> None:
+    node.vllm()
+    (node.root / "s.log").write_text("x")
+    node.tree.redirect(100, 1, node.root / "s.log")
+    node.tree.redirect(100, 2, "/dev/null")
+    node.look()
+    node.tree.redirect(100, 1, "/dev/null")
+    node.tree.redirect(100, 2, node.root / "s.log")
+
+    assert logs(node) == [("stdout", "absent"), ("s.log", None)]
+
+
+def test_configured_logs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = ("/a/server.log", "/b/server.log", "/a/server.log", "/c/server.log-2")
+    node = configured(tmp_path, ConfiguredServer("mine", Match(port=8000), logs=paths))
+    node.vllm()
+
+    assert node.look().server.logs == (
+        LogPlace("server.log", "/a/server.log"),
+        LogPlace("server.log-2", "/b/server.log"),
+        LogPlace("server.log-2-2", "/c/server.log-2"),
+    )

@@ -238,6 +238,8 @@ class Tracked:
     children: Children = field(default_factory=Children)
     retired: dict[tuple[str, int], float] = field(default_factory=dict)
     dead_ranks: dict[str, float] = field(default_factory=dict)
+    log_names: dict[tuple[ProcessId | int, int], str] = field(default_factory=dict)
+    """Names of logs by (process, stream) and by (device, inode): they outlast a renaming and a new file."""
     titles_read: float = float("-inf")
     root_gone: bool = False
     ended_at: float | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .. import signals
-from ..model import LogPlace, Observation, Process, Reading, Server, Signal
+from ..model import LogPlace, Observation, Process, ProcessId, Reading, Server, Signal
 from .members import COUNTERS, Member, Tracked
 from .procfs import ProcFs, reason_of
 
@@ -140,16 +140,42 @@ def _logs(proc: ProcFs, tracked: Tracked) -> tuple[LogPlace, ...]:
     """The configured files, else where stdout and stderr of the first process go."""
     configured, holder = tracked.configured, tracked.holder
     if configured is not None and configured.logs:
-        return tuple(LogPlace(os.path.basename(path) or path, path) for path in configured.logs)
-    if holder is None:
-        return ()
+        return tuple(LogPlace(name, path) for path, name in log_names(configured.logs).items())
+    return _streams(proc, tracked, holder.id) if holder is not None else ()
+
+
+def log_names(paths: Sequence[str]) -> dict[str, str]:
+    """path -> name of the log: the last part of its path, with a number when an earlier one has it."""
+    names: dict[str, str] = {}
+    for path in dict.fromkeys(paths):
+        name = stem = os.path.basename(path) or path
+        number = 1
+        while name in names.values():
+            number += 1
+            name = f"{stem}-{number}"
+        names[path] = name
+    return names
+
+
+def _streams(proc: ProcFs, tracked: Tracked, process: ProcessId) -> tuple[LogPlace, ...]:
+    """A file keeps its first name when it is renamed, and gives it to the file that takes its place."""
+    before, after = tracked.log_names, dict[tuple[ProcessId | int, int], str]()
     places: list[LogPlace] = []
     for fd, stream in ((1, "stdout"), (2, "stderr")):
-        place = stream_place(proc, holder.id.pid, fd, stream)
-        same = any(p.inode == place.inode and p.device == place.device and p.path for p in places)
-        if not same or not place.path:
-            taken = any(p.name == place.name for p in places)
-            places.append(replace(place, name=stream) if taken else place)
+        place = stream_place(proc, process.pid, fd, stream)
+        file, slot = (place.device, place.inode), (process, fd)
+        if place.path and file in after:
+            continue
+        known = before.get(slot) if place.reason != _NO_LOG else None
+        name = (before.get(file) if place.path else None) or known or place.name
+        if any(other.name == name for other in places):
+            name = stream
+        places.append(replace(place, name=name))
+        if place.path:
+            after[file] = after[slot] = name
+        elif known:
+            after[slot] = known
+    tracked.log_names = after
     return tuple(places)
 
 
