@@ -48,6 +48,8 @@ PREFIX_GROUPS = ("time", "parts", "rank", "pid", "level", "uvicorn", "engine")
 PREFIX_NEEDS = ("own", "uvicorn", "any")
 SPEAKERS = ("every", "first", "first_classic")
 
+_CALM = ("DEBUG", "INFO")
+"""No server tells of its trouble at these levels: words of trouble in such a line are an echo."""
 _DECIMAL = re.compile(r"[0-9]{1,18}(?:\.[0-9]{0,18})?")
 _PARTS = re.compile(r"([A-Z]+(?:_[A-Z]+)*)(\d{1,5})(?!\d)")
 
@@ -173,7 +175,8 @@ class Framework:
                 return None
             if pattern.prefix == "own" and (uvicorn or not self.prefix_group(prefix, "time")):
                 return None
-        if pattern.level and self.prefix_group(prefix, "level") not in pattern.level:
+        level = self.prefix_group(prefix, "level")
+        if (pattern.level and level not in pattern.level) or (pattern.kind and level in _CALM):
             return None
         return pattern.regex.match(message)
 
