@@ -188,6 +188,35 @@ def test_what_is_no_regular_file_is_not_opened(kind: str, tmp_path: Path) -> Non
         assert reader.tail.errors == 1
 
 
+@pytest.mark.parametrize("owner", [None, os.geteuid()])
+def test_a_link_is_followed_only_where_no_owner_is_asked_for(owner: int | None, log: Path) -> None:
+    link = log.with_name("link")
+    link.symlink_to(log)
+
+    tail = LogTail(str(link), owner=owner)
+
+    assert b"".join(tail.read(MUCH)) == (b"first\n" if owner is None else b"")
+    assert tail.reason == (None if owner is None else "not_supported")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+@pytest.mark.parametrize(
+    ("of", "owner", "reason"), [(0, 7, None), (7, 7, None), (8, 7, "permission"), (8, 0, "permission")]
+)
+def test_a_file_of_another_user_is_not_read_for_a_server(of: int, owner: int, reason: str | None, log: Path) -> None:
+    os.chown(log, of, of)
+    tail = LogTail(str(log), owner=owner)
+
+    assert b"".join(tail.read(MUCH)) == (b"" if reason else b"first\n")
+    assert tail.reason == reason
+
+
+def test_a_file_of_mine_is_not_read_for_the_server_of_another_user(log: Path) -> None:
+    tail = LogTail(str(log), owner=os.geteuid() + 1)
+
+    assert b"".join(tail.read(MUCH)) == (b"first\n" if os.geteuid() == 0 else b"")
+
+
 def test_a_log_that_is_not_there_yet_is_read_when_it_comes(tmp_path: Path) -> None:
     path = tmp_path / "later.log"
     reader = Reader(path)

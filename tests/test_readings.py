@@ -95,7 +95,10 @@ def test_configured_logs_stand_before_the_streams(tmp_path: Path) -> None:
     node = configured(tmp_path, ConfiguredServer("mine", Match(port=8000), logs=("/var/log/x/*.log", "/b.log")))
     node.vllm()
 
-    assert node.look().server.logs == (LogPlace("*.log", "/var/log/x/*.log"), LogPlace("b.log", "/b.log"))
+    assert node.look().server.logs == (
+        LogPlace("*.log", "/var/log/x/*.log", owner=os.geteuid()),
+        LogPlace("b.log", "/b.log", owner=os.geteuid()),
+    )
 
 
 def test_after_the_first_process_the_streams_of_a_living_one_count(node: Node) -> None:
@@ -171,7 +174,7 @@ def test_configured_logs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     node.vllm()
 
     assert node.look().server.logs == (
-        LogPlace("server.log", "/a/server.log"),
-        LogPlace("server.log-2", "/b/server.log"),
-        LogPlace("server.log-2-2", "/c/server.log-2"),
+        LogPlace("server.log", "/a/server.log", owner=os.geteuid()),
+        LogPlace("server.log-2", "/b/server.log", owner=os.geteuid()),
+        LogPlace("server.log-2-2", "/c/server.log-2", owner=os.geteuid()),
     )

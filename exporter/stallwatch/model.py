@@ -245,7 +245,9 @@ class LogPlace:
 
     `name` is the `log` label: short file name, or `stdout`, `stderr`.  `path` is opened by the reader as it
     stands (`<proc>/<pid>/fd/1`, or a configured file).  `reason` is set when there is nothing to read:
-    `absent` (pipe, terminal, /dev/null: no log evidence) or one of READ_REASONS.
+    `absent` (pipe, terminal, /dev/null: no log evidence) or one of READ_REASONS.  `owner` (a user's id, set
+    for configured files): only a file of this user or of root is read, and no link is followed to it; None =
+    do not check.
     """
 
     name: str
@@ -253,6 +255,7 @@ class LogPlace:
     reason: str | None = None
     device: int = 0
     inode: int = 0
+    owner: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 A regular `stat` decides; watchdog (imported here only) merely wakes a reader early when a file is created,
 moved or deleted.  The open descriptor is kept: what is written to a renamed or deleted file is still read.
-Only regular files are opened: opening a FIFO or a device would disturb its writer.
+Only regular files are opened: opening a FIFO or a device would disturb its writer.  A file that a person named
+is opened for its server only: it is no link, and belongs to the server's user or to root.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _REASONS = {
     errno.ESRCH: "vanished",
     errno.EACCES: "permission",
     errno.EPERM: "permission",
+    errno.ELOOP: "not_supported",  # a link where none is followed
 }
 _KEY = secrets.token_bytes(16)
 
@@ -65,11 +67,12 @@ class LogTail:
 
     `boundary` is called when the next bytes belong to another file, or to the same one written anew.
     Counters only grow: `bytes_read`, `rotations`, `truncations`, `errors`.  `backlog` is what a bounded read
-    left for the next one; `modified` the file's last change (Unix seconds).
+    left for the next one; `modified` the file's last change (Unix seconds).  `owner`: see model.LogPlace.
     """
 
     path: str
     boundary: Callable[[], None] = lambda: None
+    owner: int | None = None
     bytes_read: int = 0
     rotations: int = 0
     truncations: int = 0
@@ -109,7 +112,7 @@ class LogTail:
     def _look(self) -> bool:
         """Open what is to be read; whether another file stands at the path by now."""
         try:
-            found = os.stat(self.path)
+            found = os.stat(self.path, follow_symlinks=self.owner is None)
         except OSError as error:
             self._fail(error)
             return False
@@ -124,14 +127,21 @@ class LogTail:
         return False
 
     def _opened(self, found: os.stat_result) -> _Open:
-        if not stat.S_ISREG(found.st_mode):
-            raise NotAFileError(errno.EINVAL, "not a regular file")
-        descriptor = os.open(self.path, _FLAGS)
+        self._check(found)
+        descriptor = os.open(self.path, _FLAGS if self.owner is None else _FLAGS | os.O_NOFOLLOW)
         opened = os.fstat(descriptor)
-        if not stat.S_ISREG(opened.st_mode):
+        try:
+            self._check(opened)
+        except OSError:
             os.close(descriptor)
-            raise NotAFileError(errno.EINVAL, "not a regular file")
+            raise
         return _Open(descriptor, (opened.st_dev, opened.st_ino))
+
+    def _check(self, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAFileError(errno.EINVAL, "not a regular file")
+        if self.owner is not None and status.st_uid not in (0, self.owner):
+            raise PermissionError(errno.EACCES, "a file of another user")
 
     def _fail(self, error: OSError) -> None:
         """Note why the path cannot be read.  An open file is read on, whatever became of its path."""

@@ -84,7 +84,7 @@ class _Log:
 
     def __init__(self, place: LogPlace, scanner: LogScanner) -> None:
         self.place, self.scanner = place, scanner
-        self.tail = LogTail(place.path, self._at_boundary)
+        self.tail = LogTail(place.path, self._at_boundary, place.owner)
         self.last_line: float | None = None  # Unix time
         self._caught_up = False
         self._pending: list[Batch] = []
@@ -108,7 +108,7 @@ class _Log:
 
     def move(self, place: LogPlace) -> None:
         """The same file is reached by another path now."""
-        self.place, self.tail.path = place, place.path
+        self.place, self.tail.path, self.tail.owner = place, place.path, place.owner
 
     def _at_boundary(self) -> None:
         self._pending.append(self.scanner.finish())
@@ -245,7 +245,7 @@ class Logs:
             place, identity = places.get(name), logs.logs[name].tail.identity
             if place is None or place.reason or (restarted and identity != (place.device, place.inode)):
                 logs.drop(name)
-            elif place.path != logs.logs[name].place.path:
+            elif (place.path, place.owner) != (logs.logs[name].place.path, logs.logs[name].place.owner):
                 logs.logs[name].move(place)
         room = self._limits.logs - sum(len(other.logs) for other in self._servers.values())
         for name, place in places.items():

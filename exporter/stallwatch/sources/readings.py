@@ -140,7 +140,8 @@ def _logs(proc: ProcFs, tracked: Tracked) -> tuple[LogPlace, ...]:
     """The configured files, else where stdout and stderr of the first process go."""
     configured, holder = tracked.configured, tracked.holder
     if configured is not None and configured.logs:
-        return tuple(LogPlace(name, path) for path, name in log_names(configured.logs).items())
+        owner = holder.user if holder is not None else 0
+        return tuple(LogPlace(name, path, owner=owner) for path, name in log_names(configured.logs).items())
     return _streams(proc, tracked, holder.id) if holder is not None else ()
 
 
