@@ -40,8 +40,10 @@ ALLOWED: Mapping[str, str] = {
     "sources.endpoints": "model signals config frameworks sources sources.connections sources.http_probe",
     "sources.http_probe": ". sources.connections",
     "sources.log_lines": "model startup frameworks config",
+    "sources.log_places": "model",
     "sources.log_tail": "model",
-    "sources.logs": "model signals startup config frameworks sources sources.log_lines sources.log_tail",
+    "sources.logs": "model signals startup config frameworks sources sources.log_lines sources.log_places"
+    " sources.log_tail",
     "sources.members": "model descriptors signals config frameworks sources.cgroups sources.discovery"
     " sources.process_table sources.procfs",
     "sources.node": "model sources sources.procfs",

@@ -23,6 +23,7 @@ from stallwatch.model import (
     Server,
 )
 from stallwatch.sources import Host, Moment
+from stallwatch.sources.log_places import GONE_LOOKS, LOOK_SECONDS
 from stallwatch.sources.logs import LAST_WORDS_READS, Logs
 
 FRAMEWORKS = load_frameworks()
@@ -291,3 +292,121 @@ def test_closing_gives_every_descriptor_back(node: Node) -> None:
     node.source.close()
 
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- configured files: patterns ----------------------------------------------------------------------------
+
+
+def patterned(node: Node, *patterns: str) -> None:
+    places = (LogPlace(Path(one).name, str(node.folder / one), owner=os.geteuid()) for one in patterns)
+    node.server = replace(node.server, logs=tuple(places))
+
+
+def look(node: Node) -> list[Observation]:
+    node.monotonic += LOOK_SECONDS
+    return node.read()
+
+
+def lines_of(seen: list[Observation]) -> dict[tuple[str, ...], float | str | None]:
+    return values(seen, "log_lines_total")
+
+
+def test_each_file_that_a_pattern_finds_is_a_log_of_its_own_and_nothing_else_is(node: Node) -> None:
+    for folder in ("a", "b"):
+        (node.folder / folder).mkdir()
+        node.write("x\n", f"{folder}/server.log")
+    (node.folder / "a" / "folder.log").mkdir()
+    (node.folder / "a" / "link.log").symlink_to(node.folder / "stdout")
+    os.mkfifo(node.folder / "a" / "pipe.log")
+    patterned(node, "?/*.log")
+
+    seen = look(node)
+
+    assert lines_of(seen) == {("server.log",): 1.0, ("server.log-2",): 1.0}
+    assert set(values(seen, "log_bytes_total")) == {("server.log",), ("server.log-2",)}
+
+
+def test_a_pattern_that_finds_nothing_is_unreadable_until_a_file_comes(node: Node) -> None:
+    patterned(node, "*.log")
+
+    seen = look(node)
+    assert values(seen, "log_bytes_total") == {("*.log",): "vanished"}
+    assert lines_of(seen) == {}
+
+    node.write("[2026-06-02 08:00:10 TP0] Load weight end.\n", "new.log")
+    seen = look(node)
+    assert values(seen, "log_bytes_total") == {("new.log",): 43.0}
+    assert [event.event for event in events(seen)] == ["load_end"]
+
+
+def test_a_file_that_a_pattern_finds_no_more_is_closed_after_its_last_words(node: Node) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    path = node.write("x\n", "old.log")
+    patterned(node, "*.log")
+    look(node)
+
+    with path.open("a") as writer:
+        path.unlink()
+        writer.write("[2026-06-02 08:00:10 TP0] Load weight end.\n")
+    assert [event.event for event in events(look(node))] == ["load_end"]
+    for _ in range(GONE_LOOKS):
+        seen = look(node)
+
+    assert values(seen, "log_bytes_total") == {("*.log",): "vanished"}
+    assert values(seen, "log_events_total")[("load_end",)] == 1.0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_renamed_within_its_pattern_is_not_read_a_second_time(node: Node) -> None:
+    path = node.write("x\n", "server.log")
+    patterned(node, "server.log*")
+    look(node)
+
+    old = path.rename(node.folder / "server.log.1")
+    look(node)
+    with old.open("a") as writer:
+        writer.write("late\n")
+    look(node)
+    node.write("new\n", "server.log")
+    seen = [look(node) for _ in range(GONE_LOOKS + 1)][-1]
+
+    assert lines_of(seen) == {("server.log",): 3.0}
+    assert values(seen, "log_rotations_total") == {("server.log",): 1.0}
+
+
+def test_a_pattern_finds_no_more_files_than_the_limit_and_says_so(tmp_path: Path) -> None:
+    node = Node(tmp_path, Limits(logs=2))
+    for number in range(9):
+        node.write("x\n", f"{number}.log")
+    patterned(node, "*.log")
+
+    assert values(node.read(), "log_bytes_total") == {("0.log",): 2.0, ("1.log",): 2.0, ("2.log",): "error"}
+
+
+def test_a_file_found_twice_is_read_once(node: Node) -> None:
+    node.write("x\n", "server.log")
+    patterned(node, "server.log", "*.log", "s*")
+
+    seen = look(node)
+
+    assert values(seen, "log_bytes_total") == {("server.log",): 2.0, ("stdout",): 45.0}
+
+
+def test_a_restart_that_goes_on_in_a_configured_file_does_not_read_it_again(node: Node) -> None:
+    node.write("[2026-06-02 08:00:10 TP0] Load weight end.\n", "server.log")
+    patterned(node, "server.log")
+    node.read()
+
+    node.server = replace(node.server, root=ProcessId(8, 200))
+
+    assert events(node.read()) == []
+
+
+@pytest.mark.parametrize("pattern", ["link.log", "gone.log"])
+def test_a_log_that_could_never_be_read_has_no_counts(pattern: str, node: Node) -> None:
+    (node.folder / "link.log").symlink_to(node.folder / "stdout")
+    patterned(node, pattern)
+
+    told = {one.signal.name: one.value for one in node.read() if isinstance(one, Reading) and one.signal.scope == "log"}
+
+    assert told == {"log_bytes_total": None, "log_read_errors_total": 1.0}

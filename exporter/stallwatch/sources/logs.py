@@ -29,6 +29,7 @@ from ..model import (
 from ..signals import LOG_BYTES, REQUESTS_RUNNING, REQUESTS_WAITING
 from . import Host, Moment
 from .log_lines import Batch, Hit, LogScanner, seconds_between
+from .log_places import LogPlaces
 from .log_tail import FolderWatch, LogTail
 
 READ_BYTES = 64 << 20
@@ -123,6 +124,7 @@ class _ServerLogs:
     """The logs of one server name, over its starts."""
 
     root: ProcessId
+    places: LogPlaces
     logs: dict[str, _Log] = field(default_factory=dict)
     before: dict[str, Counter[str]] = field(default_factory=dict)  # of closed logs: log -> counts
     events_before: Counter[str] = field(default_factory=Counter)
@@ -222,9 +224,9 @@ class Logs:
     # --- one server --------------------------------------------------------------------------------------
 
     def _read_server(self, server: Server, ready: bool, now: Moment) -> Iterator[Observation]:
-        logs = self._servers.setdefault(server.name, _ServerLogs(server.root))
+        logs = self._servers.setdefault(server.name, _ServerLogs(server.root, LogPlaces(self._limits.logs)))
         logs.absent_turns = 0
-        yield from self._arrange(logs, server)
+        yield from self._arrange(logs, server, now.monotonic)
         for log in logs.logs.values():
             if ready and not log.scanner.ready:
                 log.scanner.be_ready()
@@ -236,17 +238,19 @@ class Logs:
         for kind in ERROR_KINDS:
             yield LOG_ERRORS.read(float(errors[kind]), server.name, kind)
 
-    def _arrange(self, logs: _ServerLogs, server: Server) -> Iterator[Reading]:
+    def _arrange(self, logs: _ServerLogs, server: Server, at: float) -> Iterator[Reading]:
         """Open and close logs so that they are those of the server's places, each file once."""
-        places = _distinct(server.logs)
+        places = _distinct(logs.places.files(server.logs, at))
         restarted = logs.root != server.root
         logs.root = server.root
         for name in list(logs.logs):
             place, identity = places.get(name), logs.logs[name].tail.identity
-            if place is None or place.reason or (restarted and identity != (place.device, place.inode)):
+            if place is None or place.reason or (restarted and place.inode and identity != (place.device, place.inode)):
                 logs.drop(name)
             elif (place.path, place.owner) != (logs.logs[name].place.path, logs.logs[name].place.owner):
                 logs.logs[name].move(place)
+        for name in logs.places.given_up:
+            logs.before.pop(name, None)
         room = self._limits.logs - sum(len(other.logs) for other in self._servers.values())
         for name, place in places.items():
             if place.reason == "absent" or name in logs.logs:

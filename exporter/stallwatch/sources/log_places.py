@@ -1,0 +1,128 @@
+"""Which files the places of a server's logs are: a pattern such as `/var/log/vllm/*.log` stands for what it finds.
+
+Patterns are looked at again every few seconds.  A file keeps its name (the `log` label) while it is there; one
+that is gone stays for a last look, so that its last lines are read.  A file that was renamed to another name
+the pattern finds is still the same log, not a new one.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from ..model import LogPlace
+
+LOOK_SECONDS = 3.0
+GONE_LOOKS = 2
+"""A file missing on so many looks in a row is given up."""
+MOST_NAMES = 10_000
+"""Names looked at per pattern."""
+
+Identity = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _File:
+    """A file that a pattern found; `identity`: device and inode of what its path last was."""
+
+    pattern: str
+    name: str
+    identity: Identity
+    gone: int = 0
+
+
+class LogPlaces:
+    """The files of one server.  `given_up`: names of the files that the last call gave up."""
+
+    def __init__(self, most_files: int) -> None:
+        self._most = most_files
+        self._files: dict[str, _File] = {}  # by path
+        self._known: set[Identity] = set()
+        self._covered: set[str] = set()  # patterns that found files of other places
+        self._patterns: tuple[LogPlace, ...] = ()
+        self._looked_at = float("-inf")
+        self.given_up: tuple[str, ...] = ()
+
+    def files(self, places: Sequence[LogPlace], at: float) -> tuple[LogPlace, ...]:
+        """The places, each pattern replaced by the files it finds; by `vanished` while it finds none.
+
+        One file more than allowed is told of, so that the excess shows.  `at` in monotonic seconds.
+        """
+        patterns = tuple(place for place in places if _is_pattern(place))
+        self.given_up = ()
+        if patterns != self._patterns or (patterns and at - self._looked_at >= LOOK_SECONDS):
+            self._patterns, self._looked_at = patterns, at
+            self._look([place for place in places if place not in patterns])
+        return tuple(file for place in places for file in self._of(place))
+
+    def _of(self, place: LogPlace) -> Iterator[LogPlace]:
+        if place not in self._patterns:
+            yield place
+            return
+        found = [(path, file.name) for path, file in sorted(self._files.items()) if file.pattern == place.path]
+        for path, name in found:
+            yield replace(place, name=name, path=path)
+        if not found and place.path not in self._covered:
+            yield replace(place, reason="vanished")
+
+    def _look(self, others: Sequence[LogPlace]) -> None:
+        listed = self._listed({place.path for place in others})
+        alive = {identity for identity, _ in listed.values()}
+        self._known &= alive | {file.identity for file in self._files.values()}
+        for path, file in self._files.items():
+            if path in listed:
+                file.identity, file.gone = listed[path][0], 0
+                self._known.add(file.identity)
+            elif file.identity not in alive:  # else it was renamed, and its writer may still write to it
+                file.gone += 1
+        self._give_up()
+        for path, (identity, pattern) in listed.items():
+            if path not in self._files and identity not in self._known and len(self._files) <= self._most:
+                taken = {place.name for place in others} | {file.name for file in self._files.values()}
+                self._files[path] = _File(pattern, _free_name(path, taken), identity)
+                self._known.add(identity)
+
+    def _listed(self, others: set[str]) -> dict[str, tuple[Identity, str]]:
+        """path -> (identity, pattern) of all regular files that the patterns find now, by path."""
+        listed: dict[str, tuple[Identity, str]] = {}
+        self._covered = set()
+        for pattern in self._patterns:
+            for path in sorted(islice(glob.iglob(pattern.path), MOST_NAMES)):
+                if (identity := _regular_file(path)) is None:
+                    continue
+                if path in others or path in listed:
+                    self._covered.add(pattern.path)
+                else:
+                    listed[path] = identity, pattern.path
+        return listed
+
+    def _give_up(self) -> None:
+        patterns = {pattern.path for pattern in self._patterns}
+        over = [path for path, file in self._files.items() if file.gone >= GONE_LOOKS or file.pattern not in patterns]
+        self.given_up = tuple(self._files.pop(path).name for path in over)
+
+
+def _is_pattern(place: LogPlace) -> bool:
+    """Streams of processes are known by device and inode; only a path that a person wrote can be a pattern."""
+    return not place.reason and not place.inode and any(sign in place.path for sign in "*?[")
+
+
+def _regular_file(path: str) -> Identity | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+
+
+def _free_name(path: str, taken: set[str]) -> str:
+    name = stem = os.path.basename(path)
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}"
+    return name
