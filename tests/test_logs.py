@@ -24,7 +24,7 @@ from stallwatch.model import (
 )
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.log_places import GONE_LOOKS, LOOK_SECONDS
-from stallwatch.sources.logs import LAST_WORDS_READS, Logs
+from stallwatch.sources.logs import CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
 
 FRAMEWORKS = load_frameworks()
 WALL = 1_800_000_000.0
@@ -33,9 +33,9 @@ WALL = 1_800_000_000.0
 class Node:
     """One server with logs in a folder, and the source that reads them."""
 
-    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(self, folder: Path, limits: Limits | None = None, turn_bytes: int = READ_BYTES) -> None:
         self.folder, self.monotonic = folder, 1000.0
-        self.source = Logs(Host(Config(limits=limits or Limits()), FRAMEWORKS))
+        self.source = Logs(Host(Config(limits=limits or Limits()), FRAMEWORKS), turn_bytes)
         self.server = Server("sglang-30000", "sglang", "server", ProcessId(7, 100), WALL, ())
         self.ready: frozenset[str] = frozenset()
 
@@ -277,6 +277,95 @@ def test_more_logs_than_the_limit_are_said_to_be_unread(tmp_path: Path) -> None:
     node.place("a", "b")
 
     assert values(node.read(), "log_bytes_total") == {("a",): 2.0, ("b",): "error"}
+
+
+def test_a_log_left_out_is_counted_once_for_as_long_as_it_is_left_out(tmp_path: Path) -> None:
+    node = Node(tmp_path, Limits(logs=1))
+    node.write("x\n", "a")
+    node.write("x\n", "b")
+    counted = []
+    for places in (("a",), ("a", "b"), ("a", "b"), ("b",), ("b", "a")):
+        node.place(*places)
+        node.read()
+        counted.append(node.source.dropped_logs)
+
+    assert counted == [0, 1, 1, 1, 2]
+
+
+HISTORY = "[2026-06-02 08:00:10] server_args=ServerArgs(x)\n" * 5
+COUNTED = ("lines", "unmatched_lines", "heartbeat_lines", "rotations", "truncations", "read_errors", "events", "errors")
+
+
+def counters(seen: list[Observation]) -> set[str]:
+    return {name for name in COUNTED if values(seen, f"log_{name}_total")}
+
+
+def test_no_counter_of_a_log_is_seen_before_its_whole_history_is_counted(tmp_path: Path) -> None:
+    node = Node(tmp_path, turn_bytes=len(HISTORY) // 4)
+    node.write(HISTORY)
+    node.place("stdout")
+
+    for turn in range(1, 4):
+        seen = node.read()
+        assert counters(seen) == set()
+        assert values(seen, "log_bytes_total") == {("stdout",): "timeout"}
+        assert values(seen, "log_backlog_bytes") == {("stdout",): len(HISTORY) - turn * (len(HISTORY) // 4)}
+        assert events(seen)
+        assert node.source.again_seconds == CATCH_UP_SECONDS
+
+    seen = node.read()
+    assert counters(seen) == set(COUNTED)
+    assert values(seen, "log_bytes_total") == {("stdout",): float(len(HISTORY))}
+    assert values(seen, "log_lines_total") == {("stdout",): 5.0}
+    assert values(seen, "log_events_total")[("args",)] == 5.0
+
+
+def test_a_log_that_grows_later_steps_by_what_is_read_in_each_turn(tmp_path: Path) -> None:
+    line = len(HISTORY) // 5
+    node = Node(tmp_path, turn_bytes=line)
+    node.write(HISTORY[:line])
+    node.place("stdout")
+    node.read()
+    node.write(HISTORY[: 2 * line])
+
+    steps = [node.read() for _ in range(2)]
+
+    assert [values(seen, "log_bytes_total")[("stdout",)] for seen in steps] == [2.0 * line, 3.0 * line]
+    assert [values(seen, "log_events_total")[("args",)] for seen in steps] == [2.0, 3.0]
+
+
+def test_the_history_of_a_log_written_faster_than_read_ends_where_it_ended_on_start(tmp_path: Path) -> None:
+    line = len(HISTORY) // 5
+    node = Node(tmp_path, turn_bytes=line)
+    node.write(HISTORY[: 2 * line])
+    node.place("stdout")
+
+    told = []
+    for _ in range(4):
+        told.append(values(node.read(), "log_bytes_total")[("stdout",)])
+        node.write(HISTORY[: 2 * line])
+
+    assert told == ["timeout", 2.0 * line, 3.0 * line, 4.0 * line]
+
+
+def test_one_log_in_its_history_holds_the_counts_of_the_server_and_not_those_of_its_other_logs(tmp_path: Path) -> None:
+    node = Node(tmp_path, turn_bytes=len(HISTORY) // 2 + 1)
+    node.write(HISTORY)
+    node.write(HISTORY[: len(HISTORY) // 5], "small")
+    node.place("small", "stdout")
+
+    first, second = node.read(), node.read()
+
+    assert values(first, "log_lines_total") == {("small",): 1.0}
+    assert not values(first, "log_events_total")
+    assert not values(first, "log_errors_total")
+    assert values(second, "log_events_total")[("args",)] == 6.0
+
+
+def test_a_log_that_cannot_be_read_holds_no_counts_of_the_server(node: Node) -> None:
+    node.server = replace(node.server, logs=(*node.server.logs, LogPlace("gone", str(node.folder / "gone"))))
+
+    assert values(node.read(), "log_events_total")[("load_begin",)] == 1.0
 
 
 def test_no_text_of_the_log_is_in_what_is_yielded(node: Node) -> None:

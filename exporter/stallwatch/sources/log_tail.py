@@ -67,7 +67,8 @@ class LogTail:
 
     `boundary` is called when the next bytes belong to another file, or to the same one written anew.
     Counters only grow: `bytes_read`, `rotations`, `truncations`, `errors`.  `backlog` is what a bounded read
-    left for the next one; `modified` the file's last change (Unix seconds).  `owner`: see model.LogPlace.
+    left for the next one; `found` the size of the first file when it was opened (bytes, None before);
+    `modified` the file's last change (Unix seconds).  `owner`: see model.LogPlace.
     """
 
     path: str
@@ -78,6 +79,7 @@ class LogTail:
     truncations: int = 0
     errors: int = 0
     backlog: int = 0
+    found: int | None = None
     modified: float | None = None
     reason: str | None = None
     _file: _Open | None = field(default=None, repr=False)
@@ -88,7 +90,7 @@ class LogTail:
         return self._file.identity if self._file else None
 
     def read(self, most_bytes: int) -> Iterator[bytes]:
-        """What was written since the last call, in chunks, at most about `most_bytes`.
+        """What was written since the last call, in chunks, at most `most_bytes`.
 
         A renamed file is read to its end before its successor is opened.
         """
@@ -135,6 +137,7 @@ class LogTail:
         except OSError:
             os.close(descriptor)
             raise
+        self.found = opened.st_size if self.found is None else self.found
         return _Open(descriptor, (opened.st_dev, opened.st_ino))
 
     def _check(self, status: os.stat_result) -> None:
@@ -155,7 +158,7 @@ class LogTail:
         try:
             size = self._settle(file)
             while file.offset < size and most_bytes > 0:
-                chunk = os.pread(file.descriptor, min(CHUNK_BYTES, size - file.offset), file.offset)
+                chunk = os.pread(file.descriptor, min(CHUNK_BYTES, size - file.offset, most_bytes), file.offset)
                 if not chunk:
                     break
                 file.offset += len(chunk)

@@ -95,9 +95,14 @@ class _Log:
         """Whether what is read now was there before we came."""
         return not self._caught_up
 
-    def read(self) -> Iterator[Batch]:
+    @property
+    def catching_up(self) -> bool:
+        """Whether the log is open and part of what it held then is still to be read: its counts are not whole."""
+        return not self._caught_up and self.tail.identity is not None
+
+    def read(self, most_bytes: int) -> Iterator[Batch]:
         """Read on; the batches of this turn."""
-        for chunk in self.tail.read(READ_BYTES):
+        for chunk in self.tail.read(most_bytes):
             yield from self._take_pending()
             yield self.scanner.feed(chunk)
         yield from self._take_pending()
@@ -105,11 +110,16 @@ class _Log:
     def turn_done(self, had_bytes: bool, wall: float) -> None:
         if had_bytes:
             self.last_line = wall if self._caught_up else self.tail.modified
-        self._caught_up = self._caught_up or (self.tail.identity is not None and not self.tail.backlog)
+        self._caught_up = self._caught_up or self._history_is_read()
 
     def move(self, place: LogPlace) -> None:
         """The same file is reached by another path now."""
         self.place, self.tail.path, self.tail.owner = place, place.path, place.owner
+
+    def _history_is_read(self) -> bool:
+        """All that was there at the first look: a log that is written faster than read never has no backlog."""
+        tail = self.tail
+        return tail.identity is not None and (not tail.backlog or tail.bytes_read >= (tail.found or 0))
 
     def _at_boundary(self) -> None:
         self._pending.append(self.scanner.finish())
@@ -193,7 +203,8 @@ class Logs:
         LOG_ERRORS,
     )
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, turn_bytes: int = READ_BYTES) -> None:
+        self._turn_bytes = turn_bytes
         self._limits = host.config.limits
         self._frameworks = {framework.name: framework for framework in host.frameworks}
         self._servers: dict[str, _ServerLogs] = {}
@@ -201,18 +212,23 @@ class Logs:
         self._proc = os.path.join(str(host.proc), "")
         self.wake: Callable[[], None] | None = None
         self.again_seconds: float | None = None
+        self.dropped_logs = 0  # logs that found no room, so far
+        self._refused: set[tuple[str, str]] = set()  # server and log, at the last turn
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         """Read every log on, and tell what was new and all counts.
 
         stallwatch_log_lines_total{server="vllm-8000",log="stdout"} 312
-        A log that cannot be read is a log_bytes_total without value and with the reason.
+        A log that cannot be read is a log_bytes_total without value and with the reason; so is one whose history
+        is not read to its end yet (`timeout`), so that its counters begin with the whole history.
         """
         present = {server.name for server in scene.servers}
+        refused, self._refused = self._refused, set()
         for server in scene.servers:
             yield from self._read_server(server, server.name in scene.ready, now)
         for name in [name for name in self._servers if name not in present]:
             yield from self._last_words(name, now)
+        self.dropped_logs += len(self._refused - refused)
         self._look_out()
 
     def close(self) -> None:
@@ -232,6 +248,8 @@ class Logs:
                 log.scanner.be_ready()
             yield from self._read_log(log, server.name, now, demand=not server.metrics_enabled)
             yield from self._log_readings(log, server.name, logs.before.get(log.place.name, Counter()))
+        if any(log.catching_up for log in logs.logs.values()):
+            return  # a part of the history now would be a step later
         events, errors = logs.totals()
         for event in EVENTS:
             yield LOG_EVENTS.read(float(events[event]), server.name, event)
@@ -255,6 +273,8 @@ class Logs:
         for name, place in places.items():
             if place.reason == "absent" or name in logs.logs:
                 continue
+            if not place.reason and room <= 0:
+                self._refused.add((server.name, name))
             if place.reason or room <= 0:
                 yield LOG_BYTES.missing(place.reason or "error", server.name, name)
                 continue
@@ -276,7 +296,7 @@ class Logs:
     # --- one log -----------------------------------------------------------------------------------------
 
     def _read_log(self, log: _Log, server: str, now: Moment, demand: bool) -> Iterator[Observation]:
-        before, batches = log.tail.bytes_read, list(log.read())
+        before, batches = log.tail.bytes_read, list(log.read(self._turn_bytes))
         at = now.monotonic
         if log.is_history and log.tail.modified is not None:
             at -= max(0.0, now.wall - log.tail.modified)
@@ -294,6 +314,10 @@ class Logs:
         if log.tail.reason is not None:
             yield LOG_READ_ERRORS.read(float(counts[LOG_READ_ERRORS.name] + before[LOG_READ_ERRORS.name]), server, name)
             yield LOG_BYTES.missing(log.tail.reason, server, name)
+            return
+        if log.catching_up:
+            yield LOG_BACKLOG.read(float(log.tail.backlog), server, name)
+            yield LOG_BYTES.missing("timeout", server, name)
             return
         for signal in _COUNTERS:
             yield signal.read(float(counts[signal.name] + before[signal.name]), server, name)
