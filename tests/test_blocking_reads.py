@@ -295,3 +295,19 @@ def test_a_helper_that_cannot_start_is_said_once(tmp_path: Path, caplog: pytest.
 
     assert [reads.command_line(ProcessId(1, 1)).reason for _ in range(3)] == ["error"] * 3
     assert [record.message for record in caplog.records] == ["command lines cannot be read: the helper does not start"]
+
+
+def test_the_helper_gives_up_every_right_but_two(tmp_path: Path) -> None:
+    """CAP_DAC_READ_SEARCH (2) and CAP_SYS_PTRACE (19) at most, and none can be won back."""
+    helpers = Helpers()
+    reads = BlockingReads(tmp_path, PATIENT_SECONDS, helpers)
+    try:
+        reads.command_line(ProcessId(1, 1))  # answered, whatever it says: so it has begun to work
+        status = Path(f"/proc/{helpers.started[0].pid}/status").read_text()
+    finally:
+        reads.close()
+
+    fields = dict(line.split(":\t") for line in status.splitlines() if ":\t" in line)
+    assert int(fields["CapEff"], 16) & ~(1 << 2 | 1 << 19) == 0
+    assert int(fields["CapPrm"], 16) & ~(1 << 2 | 1 << 19) == 0
+    assert fields["NoNewPrivs"] == "1"

@@ -14,6 +14,7 @@ import pytest
 
 from stallwatch.assembly import Settings
 from stallwatch.check import check, fetch, watch
+from stallwatch.config import Config
 from stallwatch.model import Report, Verdict
 from stallwatch.presentation import document
 from stallwatch.strict_yaml import InputError
@@ -190,7 +191,7 @@ def test_an_address_that_is_none_is_an_error(url: str) -> None:
 def test_the_watch_ends_after_its_time() -> None:
     """The sleep is the test's: it must be asked for no more than what is left."""
     asked: list[float] = []
-    found = watch(NOBODY, 0.05, asked.append)
+    found = watch(NOBODY, Config(), 0.05, asked.append)
 
     assert found["servers"] == []
     assert asked != []
@@ -199,6 +200,14 @@ def test_the_watch_ends_after_its_time() -> None:
 
 def test_a_wrong_proc_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError) as wrong:
-        watch(Settings(procfs=str(tmp_path)), 0.0)
+        watch(Settings(procfs=str(tmp_path)), Config(), 0.0)
 
     assert str(wrong.value).startswith(f"{tmp_path}: --path.procfs: is no /proc")
+
+
+def test_a_wrong_configuration_is_said_although_a_serve_answers(serve: Serve, report: Report, tmp_path: Path) -> None:
+    file = tmp_path / "a.yml"
+    file.write_text("verdikt: {}\n")
+
+    with pytest.raises(InputError, match=r"a\.yml:1: verdikt: unknown key"):
+        check(Settings(config_file=str(file)), serve(200, body(report)), 0.0, None, "text")

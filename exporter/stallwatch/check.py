@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .assembly import Settings, make_daemon, read_config
-from .config import Intervals
+from .config import Config, Intervals
 from .daemon import Daemon
 from .frameworks import load_frameworks
 from .presentation import document, exit_code, text
@@ -39,11 +39,12 @@ _CHANNEL_KEYS = frozenset(("channel", "state", "age_seconds"))
 
 def check(settings: Settings, url: str, seconds: float, server: str | None, output: str) -> int:
     """Print the document or the text; exit code 1 stalled or failed, 3 nothing to judge, else 0."""
+    config = read_config(settings, load_frameworks())  # a wrong file is said even when it is not needed
     found = fetch(url)
     if found is None:
         print(f"no stallwatch serve at {url}: watching for {seconds:g} s", file=sys.stderr)
         logging.getLogger(Daemon.__module__).setLevel(logging.WARNING)  # the answer comes at the end
-        found = watch(settings, seconds)
+        found = watch(settings, config, seconds)
     else:
         print(f"what the stallwatch serve at {url} says:", file=sys.stderr)
     if server is not None:
@@ -111,12 +112,13 @@ def _are(found: Any, keys: frozenset[str]) -> bool:
     return isinstance(found, list) and all(isinstance(each, dict) and keys <= each.keys() for each in found)
 
 
-def watch(settings: Settings, seconds: float, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
+def watch(
+    settings: Settings, config: Config, seconds: float, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any]:
     """Watch for `seconds`, then judge with dated evidence from before.
 
     A short watch looks more often: "flat" must rest on several looks.
     """
-    config = read_config(settings, load_frameworks())
     often = max(0.2, seconds / LOOKS)
     shorter = {each.name: min(often, getattr(config.intervals, each.name)) for each in fields(config.intervals)}
     daemon = make_daemon(settings, lambda report: None, replace(config, intervals=Intervals(**shorter)))

@@ -108,13 +108,18 @@ def _path(text: str) -> str:
     return text
 
 
-def unknown_variables(environ: Mapping[str, str], parser: argparse.ArgumentParser) -> list[str]:
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Variables that look like ours and mean nothing: mostly a misspelled flag."""
+    ours = (name for name in environ if name.startswith(PREFIX) and not name.startswith(TEST_PREFIX))
+    return sorted(name for name in ours if name not in _known_variables())
+
+
+def _known_variables() -> set[str]:
+    """Those of the flags that have one: every flag with a dot in its name, and `--once`."""
+    parser = build_parser({})
     commands = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     flags = {flag for command in commands.values() for action in command._actions for flag in action.option_strings}
-    known = {environment_name(flag) for flag in flags}
-    ours = (name for name in environ if name.startswith(PREFIX) and not name.startswith(TEST_PREFIX))
-    return sorted(name for name in ours if name not in known)
+    return {environment_name(flag) for flag in flags if ("." in flag or flag == "--once") and "--no-" not in flag}
 
 
 def build_parser(environ: Mapping[str, str]) -> Parser:
@@ -282,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command is None:
             parser.print_help()
             return 0
-        for name in unknown_variables(os.environ, parser):
+        for name in unknown_variables(os.environ):
             print(f"stallwatch: the environment variable {name} means nothing here; is it misspelled?", file=sys.stderr)
         log_format.set_up(getattr(arguments, "log.level"), getattr(arguments, "log.format"))
         status = COMMANDS[arguments.command][2](arguments)

@@ -269,7 +269,7 @@ class Daemon:
         sources = [poller.source for poller in self.pollers]
         return {
             f"{what}_limit": sum(int(getattr(source, f"dropped_{what}", 0)) for source in sources)
-            for what in ("servers", "ranks")
+            for what in ("servers", "ranks", "logs")
         }
 
     def _is_current(self, result: Result, monotonic: float) -> bool:

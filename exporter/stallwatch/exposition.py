@@ -57,7 +57,8 @@ def _one_of(values: Iterable[str]) -> str:
 # --- servers -----------------------------------------------------------------------------------------------
 SERVER_INFO = Signal(
     "server_info",
-    "The server's present start (command line, cgroup) and its configured labels; always 1.",
+    "The server's present start (command line, cgroup) and its configured labels; always 1. "
+    "role is server or embedded.",
     SERVER_INFO_LABELS,
     kind="info",
 )
@@ -118,7 +119,8 @@ CHANNEL_STATE = Signal(
 )
 CHANNEL_AGE = Signal(
     "channel_age_seconds",
-    "Seconds since the last move of a channel; absent before the first move and while it is unreadable.",
+    "Seconds since the last move of a channel; absent before the first move and while it is unreadable. "
+    + _one_of(CHANNELS),
     ("server", "channel"),
 )
 RANK_PHASE_NUMBER = Signal(
@@ -150,25 +152,26 @@ COLLECTOR_SUCCESS = Signal(
 )
 COLLECTOR_DURATION = Signal(
     "collector_duration_seconds",
-    "Seconds the last finished call of the collector took.",
+    f"Seconds the last finished call of the collector took. {_one_of(COLLECTORS)}",
     ("collector",),
     "self",
 )
 COLLECTOR_LAST_SUCCESS = Signal(
     "collector_last_success_timestamp_seconds",
-    "Unix time of the collector's last successful call; absent before the first.",
+    f"Unix time of the collector's last successful call; absent before the first. {_one_of(COLLECTORS)}",
     ("collector",),
     "self",
 )
 COLLECTOR_IN_FLIGHT = Signal(
     "collector_in_flight_seconds",
-    "Seconds the collector's present call has been running; 0 when none runs.",
+    f"Seconds the collector's present call has been running; 0 when none runs. {_one_of(COLLECTORS)}",
     ("collector",),
     "self",
 )
 READ_ERRORS = Signal(
     "read_errors_total",
-    f"Values that were asked for and could not be read, by reason. {_one_of(READ_REASONS)}",
+    f"Values that were asked for and could not be read, by reason. {_one_of(READ_REASONS)} "
+    f"Collectors: {' '.join(COLLECTORS)}.",
     ("collector", "reason"),
     "self",
     "counter",

@@ -96,7 +96,8 @@ THREADS = Signal(
 )
 MAIN_THREAD = Signal(
     "main_thread",
-    "What the main thread of the rank waits in; only the current class is exported, as 1.",
+    "What the main thread of the rank waits in; only the current class is exported, as 1. "
+    "One of: running futex poll sleep disk stopped other.",
     ("server", "rank", "wait"),
     "rank",
 )

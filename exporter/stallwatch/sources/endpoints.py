@@ -156,6 +156,7 @@ class Endpoints:
         server's own page are absent when the page does not have them.
         """
         self._forget(scene)
+        self._count_from_zero(scene)
         probes = list(self._probes(scene))
         ready = [probe.request for probe in probes if probe.request is not None]
         answers = iter(fetch_all(ready, self._deadline_seconds))
@@ -173,6 +174,19 @@ class Endpoints:
         starts = {(server.name, server.root) for server in scene.servers}
         self._timeouts = {key: count for key, count in self._timeouts.items() if key[0] in names}
         self._pages_not_there = {key: n for key, n in self._pages_not_there.items() if key in starts}
+
+    def _count_from_zero(self, scene: Scene) -> None:
+        """A counter of time-outs stands at 0 before its server can be asked: an increase() must see the first."""
+        for server in scene.servers:
+            framework = self._frameworks.get(server.framework)
+            known = framework.endpoints if framework else {}
+            health = "health" if server.health is not None else framework.default_endpoint if framework else ""
+            asked = [health] if server.health is not None or health in known else []
+            asked += ["metrics"] if server.metrics_enabled and "metrics" in known else []
+            if server.role == "server" and server.processes:
+                self._timeouts.update(
+                    {(server.name, name): self._timeouts.get((server.name, name), 0) for name in asked}
+                )
 
     def _probes(self, scene: Scene) -> Iterator[_Probe]:
         servers = [server for server in scene.servers if server.role == "server"]

@@ -47,7 +47,7 @@ class App:
         self._published = published
         self._reload = reload
         self._routes: dict[str, Callable[[Request], Response]] = {
-            "/": lambda request: self._page(request, Pages.html),
+            "/": lambda request: self._page(request, lambda pages: pages.html(telemetry_path)),
             "/api/v1/report": lambda request: self._page(request, Pages.json),
             "/-/healthy": lambda request: plain(200, "stallwatch is healthy"),
             "/-/ready": self._ready,

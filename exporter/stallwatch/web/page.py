@@ -19,7 +19,7 @@ th,td{text-align:left;vertical-align:top;padding:.35rem .75rem .35rem 0;border-b
 _COLUMNS = ("Server", "Verdict", "Since", "Framework", "Model", "Ranks alive")
 
 
-def html(report: Document) -> str:
+def html(report: Document, telemetry_path: str = "/metrics") -> str:
     """The whole page of one document."""
     servers = report["servers"]
     rows = "\n".join(_row(server) for server in by_severity(servers))
@@ -38,7 +38,8 @@ def html(report: Document) -> str:
 <h1>stallwatch</h1>
 <p>{escape(_summary(report))}</p>
 {f'<div class="scroll">{table}</div>' if servers else ""}
-<p><a href="/metrics">metrics</a> · <a href="/api/v1/report">report as JSON</a> · stallwatch {escape(__version__)}</p>
+<p><a href="{escape(telemetry_path)}">metrics</a> · <a href="/api/v1/report">report as JSON</a> ·
+stallwatch {escape(__version__)}</p>
 </main>
 </body>
 </html>

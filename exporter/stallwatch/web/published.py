@@ -47,8 +47,8 @@ class Pages:
     def json(self) -> Body:
         return self._once("application/json; charset=utf-8", self._json_text)
 
-    def html(self) -> Body:
-        return self._once("text/html; charset=utf-8", lambda: html(document(self.report)).encode())
+    def html(self, telemetry_path: str) -> Body:
+        return self._once("text/html; charset=utf-8", lambda: html(document(self.report), telemetry_path).encode())
 
     def _metrics_text(self, openmetrics: bool) -> bytes:
         if self._samples is None:
