@@ -141,6 +141,25 @@ def test_every_pattern_is_shown_by_a_line(name: str) -> None:
     assert own - shown == set()
 
 
+START = {"load_begin", "load_progress", "load_end", "capture_progress", "capture_end", "listening", "ready"}
+"""Markers of a whole start.  vLLM's second model runner has a bar and no line where capture begins."""
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "events"),
+    [
+        ("sglang", "0.5.21", START | {"capture_begin"}),
+        ("sglang", "0.5.23", START | {"capture_begin"}),
+        ("vllm", "0.32", START),
+        ("vllm", "0.33", START),
+    ],
+)
+def test_the_newest_releases_show_a_whole_start(name: str, version: str, events: set[str]) -> None:
+    shown = {line["event"] for line in fixture(name)["lines"] if f"{line['from']}.".startswith(f"{version}.")}
+
+    assert events - shown == set()
+
+
 @pytest.mark.parametrize("name", [*FRAMEWORKS, "common"])
 def test_fixtures_name_known_fields_only(name: str) -> None:
     assert {key for line in fixture(name)["lines"] for key in line} <= KEYS
