@@ -46,7 +46,7 @@ ALLOWED: Mapping[str, str] = {
     " sources.log_tail",
     "sources.members": "model descriptors signals config frameworks sources.cgroups sources.discovery"
     " sources.process_table sources.procfs",
-    "sources.node": "model sources sources.procfs",
+    "sources.node": "model signals sources sources.procfs",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
     " sources.discovery sources.members sources.process_table sources.procfs sources.readings",

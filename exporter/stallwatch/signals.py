@@ -86,6 +86,38 @@ CHILD_CPU = Signal(
     kind="counter",
 )
 
+SERVER_SCOPE_ALIVE = Signal(
+    "server_scope_alive",
+    "1 while anything runs in the container, system unit, job step or login session that the server's first process "
+    "was started in; absent where it is in none.",
+    ("server",),
+)
+SERVER_STOPPING = Signal(
+    "server_stopping", "1 while the server's system unit or container is being stopped on purpose.", ("server",)
+)
+SERVER_FROZEN = Signal(
+    "server_frozen", "1 while the cgroup of the server's first process is frozen (docker pause, freezer).", ("server",)
+)
+RANK_TRACED = Signal(
+    "rank_traced",
+    "1 while a debugger or tracer is attached to the rank's process (TracerPid of /proc/PID/status, or state t).",
+    _RANK,
+    "rank",
+)
+
+# --- locks -------------------------------------------------------------------------------------------------
+LOCK_AGE = Signal(
+    "server_lock_age_seconds",
+    "Age of the oldest known cache lock a process of the server may wait for; kind is build, download or other.",
+    ("server", "kind"),
+)
+LOCK_HELD = Signal(
+    "server_lock_held",
+    "1 while a live process may hold that lock, 0 when none can; absent where that cannot be known "
+    "(a network file system); kind is build, download or other.",
+    ("server", "kind"),
+)
+
 # --- threads -----------------------------------------------------------------------------------------------
 THREADS = Signal(
     "threads",
@@ -108,6 +140,20 @@ HEALTH_STATUS = Signal(
     "health_status",
     "HTTP status of the last answer; absent when there was none; endpoint is health, models or metrics.",
     ("server", "endpoint"),
+)
+HEALTH_TIMEOUTS = Signal(
+    "health_timeouts_total",
+    "Requests to the endpoint without a complete answer in time; endpoint is health, models or metrics.",
+    ("server", "endpoint"),
+    kind="counter",
+)
+PORT_FOREIGN = Signal(
+    "port_foreign",
+    "1 while the server lives and does not listen, and another process listens on its port in its network namespace.",
+    ("server", "port"),
+)
+SERVER_PAUSED = Signal(
+    "server_paused", "1 while the server is in sleep mode by its own word (its memory is given back).", ("server",)
 )
 REQUESTS_RUNNING = Signal("server_requests_running", "Requests the server works on.", ("server",))
 REQUESTS_WAITING = Signal("server_requests_waiting", "Requests that wait in the server's queue.", ("server",))
@@ -132,3 +178,55 @@ FINISHED_REQUESTS = Signal(
 
 # --- logs --------------------------------------------------------------------------------------------------
 LOG_BYTES = Signal("log_bytes_total", "Bytes of the log read so far.", ("server", "log"), "log", "counter")
+
+# --- the node ----------------------------------------------------------------------------------------------
+OOM_KILLS = Signal(
+    "node_oom_kills_total",
+    "Processes killed by the OOM killer since boot (/proc/vmstat).",
+    (),
+    "node",
+    "counter",
+)
+
+# --- GPUs (read from recordings; no collector brings them yet) ----------------------------------------------
+_GPU = ("gpu",)
+GPU_MEMORY_USED = Signal("gpu_memory_used_bytes", "Memory of the card in use, in bytes.", _GPU, "gpu")
+GPU_UTILIZATION = Signal(
+    "gpu_utilization_ratio",
+    "Share of time in which a kernel ran on the card, 0 to 1; a spinning one counts.",
+    _GPU,
+    "gpu",
+)
+GPU_MEMORY_UTILIZATION = Signal(
+    "gpu_memory_utilization_ratio",
+    "Share of time in which memory of the card was read or written, 0 to 1.",
+    _GPU,
+    "gpu",
+)
+GPU_POWER = Signal("gpu_power_watts", "Mean power of the card over the last interval, in watts.", _GPU, "gpu")
+GPU_ENERGY = Signal("gpu_energy_joules_total", "Energy the card used, in joules.", _GPU, "gpu", "counter")
+GPU_POWER_LIMIT = Signal("gpu_power_limit_watts", "Power limit of the card in watts.", _GPU, "gpu")
+GPU_IDLE_POWER = Signal(
+    "gpu_resident_idle_power_watts",
+    "Power of the card while a process holds memory on it and nothing runs, in watts; learned.",
+    _GPU,
+    "gpu",
+)
+GPU_PCIE_RECEIVE = Signal("gpu_pcie_receive_bytes_per_second", "Bytes the card received over PCIe.", _GPU, "gpu")
+GPU_PCIE_TRANSMIT = Signal("gpu_pcie_transmit_bytes_per_second", "Bytes the card sent over PCIe.", _GPU, "gpu")
+GPU_TENSOR_ACTIVITY = Signal(
+    "gpu_tensor_activity_ratio", "Share of time in which the tensor cores worked, 0 to 1.", _GPU, "gpu"
+)
+GPU_DRAM_ACTIVITY = Signal(
+    "gpu_dram_activity_ratio", "Share of time in which the memory interface moved data, 0 to 1.", _GPU, "gpu"
+)
+GPU_LOST = Signal("gpu_lost", "1 while the card was there before and does not answer any more.", _GPU, "gpu")
+GPU_UNOWNED_MEMORY = Signal(
+    "gpu_unowned_memory_bytes",
+    "Memory of the card in use that no live process is known to hold, in bytes.",
+    _GPU,
+    "gpu",
+)
+GPU_PROCESS_MEMORY = Signal(
+    "gpu_process_memory_bytes", "Memory of the card that a rank holds, in bytes.", ("gpu", "server", "rank"), "gpu"
+)

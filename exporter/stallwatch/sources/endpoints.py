@@ -22,6 +22,7 @@ from ..signals import (
     FINISHED_REQUESTS,
     GENERATED_TOKENS,
     HEALTH_STATUS,
+    HEALTH_TIMEOUTS,
     PROMPT_TOKENS,
     REQUESTS_RUNNING,
     REQUESTS_WAITING,
@@ -34,12 +35,6 @@ HEALTH_DURATION = Signal(
     "Time from connect to the end of the last answer; absent when there was none; "
     "endpoint is health, models or metrics.",
     ("server", "endpoint"),
-)
-HEALTH_TIMEOUTS = Signal(
-    "health_timeouts_total",
-    "Requests to the endpoint without a complete answer in time; endpoint is health, models or metrics.",
-    ("server", "endpoint"),
-    kind="counter",
 )
 
 PAGE_SIGNALS: Mapping[str, Signal] = {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ..model import Observation, Reading, Scene, Signal
+from ..signals import OOM_KILLS
 from . import Host, Moment
 from .procfs import reason_of
 
@@ -18,13 +19,6 @@ MEMORY_CACHED = Signal(
     "node_memory_cached_bytes", "Page cache in bytes (Cached); given back on demand, not lost.", (), "node"
 )
 MEMORY_TOTAL = Signal("node_memory_total_bytes", "Memory of the host in bytes (MemTotal).", (), "node")
-OOM_KILLS = Signal(
-    "node_oom_kills_total",
-    "Processes killed by the OOM killer since boot (/proc/vmstat).",
-    (),
-    "node",
-    "counter",
-)
 SHM_USED = Signal("node_shm_used_bytes", "Used bytes of /dev/shm.", (), "node")
 
 _MEMINFO = (

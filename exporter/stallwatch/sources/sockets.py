@@ -17,16 +17,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..model import Listener, Observation, Process, ProcessId, Scene, Server, Signal
-from ..signals import PORT_LISTENING
+from ..signals import PORT_FOREIGN, PORT_LISTENING
 from . import Host, Moment
 from .connections import CONNECT_RESULTS, STRANGER, Attempt, SocketAddress, connect_all
 from .procfs import reason_of
 
-PORT_FOREIGN = Signal(
-    "port_foreign",
-    "1 while the server lives and does not listen, and another process listens on its port in its network namespace.",
-    ("server", "port"),
-)
 PORT_CONNECT = Signal(
     "port_connect",
     "Result of the last TCP connect to the port; only the current one is exported, as 1: "
