@@ -57,9 +57,10 @@ ALLOWED: Mapping[str, str] = {
     "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",
     "sources.wait_class": "model",
     # From readings to the Report.
-    "timeline": "model signals startup config",
+    "tracks": "",
+    "timeline": "model signals startup config tracks",
     "verdict": "model config",
-    "verdict.evidence": "model signals timeline",
+    "verdict.evidence": "model signals timeline tracks",
     "episodes": "model config timeline verdict.*",
     "poller": "model signals config sources",
     "daemon": "model signals config frameworks sources sources.* timeline verdict.* episodes poller",
@@ -89,7 +90,7 @@ OUTSIDE: Mapping[str, str] = {
     "yaml": "strict_yaml",
 }
 
-PURE = "model signals startup timeline verdict.*"
+PURE = "model signals startup tracks timeline verdict.*"
 """Modules without clock and I/O: the same code judges live, in a replay and in tests."""
 
 IMPURE = (

@@ -5,7 +5,8 @@ import pytest
 from feed import Counters, Feed, server
 from stallwatch import signals
 from stallwatch.model import FRONTEND, Reading
-from stallwatch.timeline import FLOORS, MIB, MOST_NOVEL_LINES, Track
+from stallwatch.timeline import FLOORS, MIB, MOST_NOVEL_LINES
+from stallwatch.tracks import Track
 
 READ = Counters()
 

@@ -286,6 +286,7 @@ class Server:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
+    expected_ranks: tuple[str, ...] = ()  # names of this node's ranks, where they are known beforehand
     nnodes: int = 1
     node_rank: int = 0
     group: str = ""
@@ -305,6 +306,8 @@ class Server:
     @property
     def ranks_expected(self) -> int:
         """This node's share of the ranks its arguments ask for."""
+        if self.expected_ranks:
+            return len(self.expected_ranks)
         world = self.tensor_parallel * self.pipeline_parallel * self.data_parallel
         return max(1, world // max(1, self.nnodes))
 

@@ -7,7 +7,6 @@ live results and recordings.  What a move is stands in FLOORS; what it means is 
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from . import signals
 from .config import Thresholds
 from .model import FRONTEND, Event, Reading, Server, Signal, is_rank_name
 from .startup import MARKERS, MOST_RANKS, SHARED, Startup
+from .tracks import Track, Waits
 
 MIB = 1 << 20
 
@@ -52,8 +52,6 @@ MOST_NOVEL_LINES = 10
 
 _FLOORS: Mapping[tuple[str, str], Floor] = {(floor.signal.name, floor.kind): floor for floor in FLOORS}
 _TWO_WAYS = frozenset((signals.RESIDENT_MEMORY.name,))
-_STALE_AFTER_GAPS = 3
-
 _SAME_START_SECONDS = 0.5
 
 HISTORY_SECONDS = 30.0
@@ -61,137 +59,6 @@ HISTORY_SECONDS = 30.0
 
 _MOST_FORGOTTEN = 1024
 """Names of ended servers kept so that late readings about them do not begin them anew."""
-
-
-@dataclass(slots=True)
-class Track:
-    """One series.  `value` None = unreadable at the last look (`reason`); `samples` reach back one window."""
-
-    value: float | None = None
-    reason: str | None = None
-    read_at: float | None = None
-    usual_gap: float = 0.0
-    known: float | None = None  # the last value that could be read
-    known_since: float | None = None  # since when every amount is seen: the first value, or where it began anew
-    rate: float | None = None  # per second, between the last two neighbouring readings
-    samples: deque[tuple[float, float]] = field(default_factory=deque)
-    _measured: float = 0.0
-
-    def put(self, value: float | None, reason: str | None, at: float, interval: float, measured: float) -> None:
-        """Take one reading.  `measured`: the same moment on a clock that counts our pauses, for rates."""
-        gap = 0.0 if self.read_at is None else at - self.read_at
-        real_gap = measured - self._measured
-        neighbours = self.read_at is not None and value is not None and self.value is not None and real_gap > 0
-        self.rate = (value - self.value) / real_gap if neighbours else None  # type: ignore[operator]
-        self.usual_gap = _usual(self.usual_gap, gap, interval)
-        self.value, self.reason, self.read_at, self._measured = value, reason, at, measured
-        if value is not None:
-            self.known = value
-            self.known_since = at if self.known_since is None else self.known_since
-
-    def is_fresh(self, now: float) -> bool:
-        return self.read_at is not None and now - self.read_at <= _STALE_AFTER_GAPS * self.usual_gap + 1e-6
-
-    def is_readable(self, now: float) -> bool:
-        return self.value is not None and self.is_fresh(now)
-
-    def begins_anew(self, at: float) -> None:
-        """The counter fell: what it counted before is gone."""
-        self.samples.clear()
-        self.known_since = at
-
-    def gathers(self, value: float, at: float, floor: float, window: float, two_ways: bool = False) -> bool:
-        """Whether the amount since the last move reached the floor within one window.
-
-        After a time without readings longer than the window it is not known when the amount came together:
-        then it counts, for a wrong page is worse than a late one.
-        """
-        samples = self.samples
-        while len(samples) > 1 and at - samples[0][0] > window:
-            samples.popleft()
-        amounts = [abs(value - earlier) if two_ways else value - earlier for _, earlier in samples]
-        moved = max(amounts, default=0.0) >= floor
-        if moved:
-            samples.clear()
-        samples.append((at, value))
-        return moved
-
-
-def _usual(before: float, gap: float, interval: float) -> float:
-    """The usual gap between looks after one more of them; a single long one does not count for much."""
-    return max(interval, min(0.7 * before + 0.3 * gap, 4 * before) if gap > 0 else before)
-
-
-@dataclass(frozen=True, slots=True)
-class WaitSample:
-    """What the threads of one rank waited in at one look."""
-
-    at: float
-    main: str | None
-    classes: frozenset[str]
-
-
-@dataclass(slots=True)
-class Waits:
-    """Wait classes of one rank (or engine) over the last window."""
-
-    samples: deque[WaitSample] = field(default_factory=deque)
-    counts: Mapping[str, int] | None = None
-    read_at: float | None = None
-    stopped_since: float | None = None
-    disk_since: float | None = None
-    usual_gap: float = 0.0
-    _measured: float = 0.0
-
-    def put(
-        self,
-        counts: Mapping[str, int] | None,
-        main: str | None,
-        at: float,
-        window: float,
-        interval: float,
-        measured: float,
-    ) -> None:
-        """Take one look; `counts` None = unreadable.  After a gap (on the clock of `measured`, which counts our
-        own pauses) nothing is known to have lasted."""
-        self.usual_gap = max(self.usual_gap, interval)
-        if measured - self._measured > _STALE_AFTER_GAPS * self.usual_gap:
-            self.stopped_since = self.disk_since = None
-        self.usual_gap = _usual(self.usual_gap, at - self.read_at if self.read_at is not None else 0.0, interval)
-        self.counts, self.read_at, self._measured = counts, at, measured
-        present = frozenset(wait for wait, number in (counts or {}).items() if number)
-        if main is None and len(present) == 1:
-            main = next(iter(present))
-        if main is not None or present:
-            self.samples.append(WaitSample(at, main, present))
-        while self.samples and at - self.samples[0].at > window:
-            self.samples.popleft()
-        self.stopped_since = _since(self.stopped_since, main == "stopped", at)
-        self.disk_since = _since(self.disk_since, "disk" in present or main == "disk", at)
-
-    @property
-    def is_readable(self) -> bool:
-        return self.counts is not None
-
-    def is_fresh(self, now: float) -> bool:
-        return self.read_at is not None and now - self.read_at <= _STALE_AFTER_GAPS * self.usual_gap + 1e-6
-
-    def usual_main(self) -> str | None:
-        """The class the main thread was in most often over the window."""
-        mains = [sample.main for sample in self.samples if sample.main is not None]
-        return Counter(mains).most_common(1)[0][0] if mains else None
-
-    def usual_classes(self) -> frozenset[str]:
-        """The classes in which threads were at more than half of the looks of the window."""
-        seen = Counter(wait for sample in self.samples for wait in sample.classes)
-        return frozenset(wait for wait, times in seen.items() if 2 * times > len(self.samples))
-
-
-def _since(before: float | None, holds: bool, at: float) -> float | None:
-    """Since when something holds, or None when it does not."""
-    if not holds:
-        return None
-    return at if before is None else before
 
 
 @dataclass(slots=True)

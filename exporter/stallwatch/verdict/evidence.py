@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from .. import signals
 from ..model import AMBIGUOUS_CHANNELS, CHANNELS, STRONG_CHANNELS, ChannelState, Signal
-from ..timeline import ServerTimeline, Track
+from ..timeline import ServerTimeline
+from ..tracks import Track
 
 
 @dataclass(frozen=True, slots=True)
