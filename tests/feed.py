@@ -10,7 +10,8 @@ from stallwatch import signals
 from stallwatch.config import Thresholds
 from stallwatch.episodes import Episodes
 from stallwatch.model import Event, Process, ProcessId, Reading, Server, ServerReport, Verdict
-from stallwatch.timeline import MIB, ServerTimeline, Timeline
+from stallwatch.server_timeline import ServerTimeline
+from stallwatch.timeline import MIB, Timeline
 
 TICK = 5.0
 WALL = 1_700_000_000.0

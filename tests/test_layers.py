@@ -58,12 +58,13 @@ ALLOWED: Mapping[str, str] = {
     "sources.wait_class": "model",
     # From readings to the Report.
     "tracks": "",
-    "timeline": "model signals startup config tracks",
+    "server_timeline": "model signals startup tracks",
+    "timeline": "model signals startup config tracks server_timeline",
     "verdict": "model config",
-    "verdict.evidence": "model signals timeline tracks",
-    "episodes": "model config timeline verdict.*",
+    "verdict.evidence": "model signals server_timeline tracks",
+    "episodes": "model config server_timeline timeline verdict.*",
     "poller": "model signals config sources",
-    "daemon": "model signals config frameworks sources sources.* timeline verdict.* episodes poller",
+    "daemon": "model signals config frameworks sources sources.* server_timeline timeline verdict.* episodes poller",
     # From the Report to whoever reads it.
     "exposition": ". model signals config printable",
     "presentation": "model printable",
@@ -90,7 +91,7 @@ OUTSIDE: Mapping[str, str] = {
     "yaml": "strict_yaml",
 }
 
-PURE = "model signals startup tracks timeline verdict.*"
+PURE = "model signals startup tracks server_timeline timeline verdict.*"
 """Modules without clock and I/O: the same code judges live, in a replay and in tests."""
 
 IMPURE = (

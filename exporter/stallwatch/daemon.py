@@ -26,9 +26,10 @@ from .model import (
     Signal,
 )
 from .poller import Poller, is_urgent
+from .server_timeline import ServerTimeline
 from .sources import Host
 from .sources.procfs import CLOCK_TICKS
-from .timeline import ServerTimeline, Timeline
+from .timeline import Timeline
 
 log = logging.getLogger(__name__)
 

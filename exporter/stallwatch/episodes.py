@@ -21,7 +21,8 @@ from .model import (
     Verdict,
     is_rank_name,
 )
-from .timeline import ServerTimeline, Timeline
+from .server_timeline import ServerTimeline
+from .timeline import Timeline
 from .verdict import Evidence, gather, judge
 from .verdict.evidence import rank_progress_age
 

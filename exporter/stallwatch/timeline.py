@@ -6,14 +6,14 @@ live results and recordings.  What a move is stands in FLOORS; what it means is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from . import signals
 from .config import Thresholds
-from .model import FRONTEND, Event, Reading, Server, Signal, is_rank_name
-from .startup import MARKERS, MOST_RANKS, SHARED, Startup
+from .model import FRONTEND, Event, Reading, Server, Signal
+from .server_timeline import DEMAND, ServerTimeline, Steps
+from .startup import COUNTERS, FIRST_RANK, MARKERS, MOST_RANKS, PHASE_OF_EVENT, SHARED
 from .tracks import Track, Waits
 
 MIB = 1 << 20
@@ -57,64 +57,29 @@ _SAME_START_SECONDS = 0.5
 HISTORY_SECONDS = 30.0
 """How long after a server was first seen what its log held before may still be coming in."""
 
+MOST_COUNTERS = 4096
+"""Counters (event and rank) of one start whose steps are measured."""
+
 _MOST_FORGOTTEN = 1024
 """Names of ended servers kept so that late readings about them do not begin them anew."""
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """When a source looked, and how often it does; seconds.  See Timeline.put."""
+
+    at: float
+    interval: float
+    measured: float
+
+
 @dataclass(slots=True)
-class ServerTimeline:
-    """Everything known over time about the present start of one server."""
+class Batch:
+    """What of one result can be understood only together."""
 
-    name: str
-    anchor: float  # since when we watch; no silence is counted from before
-    server: Server | None = None
-    startup: Startup = field(default_factory=Startup)
-    tracks: dict[tuple[str, tuple[str, ...]], Track] = field(default_factory=dict)
-    waits: dict[str, Waits] = field(default_factory=dict)
-    moves: dict[str, float] = field(default_factory=dict)  # channel -> last move
-    rank_moves: dict[str, float] = field(default_factory=dict)
-    progress_by_log: dict[str, float] = field(default_factory=dict)
-    deaths: list[tuple[float, str]] = field(default_factory=list)
-    root_gone_at: float | None = None
-    start_timestamp: float | None = None
-    novel_in_a_row: int = 0
-    solid_move: float | None = None  # last strong move that was more than a novel line
-    was_ready: bool = False  # once ready is ready, until another start begins
-    logged: float = 0.0  # bytes the followed logs grew
-    children_cpu: Track = field(default_factory=Track)  # of all kinds together
-    markers: dict[str, set[str]] = field(default_factory=dict)  # rank the log names -> its start-up markers
-
-    def track(self, signal: Signal, *labels: str) -> Track | None:
-        return self.tracks.get((signal.name, labels))
-
-    def moved(self, channel: str, at: float, rank: str | None = None, solid: bool = True) -> None:
-        self.moves[channel] = max(at, self.moves.get(channel, at))
-        if solid:
-            self.solid_move = at if self.solid_move is None else max(at, self.solid_move)
-            self.novel_in_a_row = 0
-        if rank:
-            self.rank_moves[rank] = max(at, self.rank_moves.get(rank, at))
-
-    @property
-    def rank_names(self) -> list[str]:
-        """Ranks of this start, seen alive or dead, without engines and front ends."""
-        names = {labels[1] for name, labels in self.tracks if name == signals.RANK_ALIVE.name}
-        return sorted((name for name in names if is_rank_name(name)), key=_natural)
-
-    @property
-    def watched_names(self) -> list[str]:
-        """Ranks and engines."""
-        names = {labels[1] for name, labels in self.tracks if name == signals.RANK_ALIVE.name}
-        return sorted(names, key=_natural)
-
-    def is_alive(self, rank: str) -> bool | None:
-        track = self.track(signals.RANK_ALIVE, self.name, rank)
-        return None if track is None or track.value is None else track.value > 0
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """TP2 before TP10."""
-    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", name)]
+    threads: dict[tuple[str, str], dict[str, float | None]] = field(default_factory=dict)
+    main: dict[tuple[str, str], str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)  # servers whose demand was read
 
 
 class Timeline:
@@ -130,6 +95,7 @@ class Timeline:
         self._ready_markers = ready_markers or {}
         self._servers: dict[str, ServerTimeline] = {}
         self._forgotten: dict[str, float | None] = {}  # name -> start time of the start that is over
+        self._kills = Track()
 
     def __iter__(self) -> Iterator[ServerTimeline]:
         return iter(self._servers.values())
@@ -170,48 +136,65 @@ class Timeline:
 
         `measured`: the same moment on a clock that counts our own pauses too (default: there was none).
         """
-        measured = at if measured is None else measured
-        threads: dict[tuple[str, str], dict[str, float | None]] = {}
-        main: dict[tuple[str, str], str] = {}
+        look, batch = Look(at, interval, at if measured is None else measured), Batch()
         for reading in readings:
-            labels, name = reading.labels, reading.signal.name
-            if reading.signal.labels[:1] != ("server",) or reading.signal.kind == "info":
-                continue
-            if name == signals.THREADS.name:
-                threads.setdefault((labels[0], labels[1]), {})[labels[2]] = reading.value
-            elif name == signals.MAIN_THREAD.name:
-                main[labels[0], labels[1]] = labels[2]
-            else:
-                self._put_one(reading, at, interval, measured)
-        for (server, rank), counts in threads.items():
+            if reading.signal.labels[:1] == ("server",):
+                if reading.signal.kind != "info":
+                    self._put_one(reading, look, batch)
+            elif reading.signal is signals.OOM_KILLS:
+                self._put_kills(reading, look)
+        for (server, rank), counts in batch.threads.items():
             if (timeline := self._servers.get(server)) is not None:
                 window = self._thresholds_of(server).window
                 waits = timeline.waits.setdefault(rank, Waits())
                 known = _readable_counts(counts)
-                usual_main = None if known is None else main.get((server, rank))
-                waits.put(known, usual_main, at, window, interval, measured)
+                usual_main = None if known is None else batch.main.get((server, rank))
+                waits.put(known, usual_main, at, window, interval, look.measured)
+        for server in batch.asked:
+            if (timeline := self._servers.get(server)) is not None:
+                timeline.note_demand(at)
 
-    def _put_one(self, reading: Reading, at: float, interval: float, measured: float) -> None:
+    def _put_one(self, reading: Reading, look: Look, batch: Batch) -> None:
         signal, labels, value = reading.signal, reading.labels, reading.value
-        if signal.name == signals.SERVER_START.name and value is not None:
-            self._begin(labels[0], value, at)
+        name = signal.name
+        if name == signals.THREADS.name:
+            batch.threads.setdefault((labels[0], labels[1]), {})[labels[2]] = value
+            return
+        if name == signals.MAIN_THREAD.name:
+            batch.main[labels[0], labels[1]] = labels[2]
+            return
+        if name == signals.SERVER_START.name and value is not None:
+            self._begin(labels[0], value, look.at)
         timeline = self._servers.get(labels[0])
         if timeline is None:
             return
-        track = timeline.tracks.setdefault((signal.name, labels), Track())
+        tracks = timeline.tracks.get(name)
+        if tracks is None:
+            tracks = timeline.tracks[name] = {}
+        track = tracks.get(labels)
+        if track is None:
+            track = tracks[labels] = Track()
         before = track.known
-        track.put(value, reading.reason, at, interval, measured)
+        track.put(value, reading.reason, look.at, look.interval, look.measured)
+        if name in _DEMAND:
+            batch.asked.add(labels[0])
+        if (note := _NOTES.get(name)) is not None:
+            note(timeline, track, reading, before, look)
         if value is None:
             return
         if signal.kind == "counter" and before is not None and value < before:
-            track.begins_anew(at)
-        floor = _FLOORS.get((signal.name, labels[2] if len(labels) > 2 else ""))
+            track.begins_anew(look.at)
+        floor = _FLOORS.get((name, labels[2] if len(labels) > 2 else ""))
         if floor is not None:
-            self._gather(timeline, track, floor, labels, value, at)
-        elif (note := _NOTES.get(signal.name)) is not None:
-            note(timeline, track, labels, before, value, at)
-        if signal.name == signals.CHILD_CPU.name:
-            _note_children_cpu(timeline, at, interval, measured)
+            self._gather(timeline, track, floor, labels, value, look.at)
+
+    def _put_kills(self, reading: Reading, look: Look) -> None:
+        before = self._kills.known
+        self._kills.put(reading.value, reading.reason, look.at, look.interval, look.measured)
+        if before is None or reading.value is None or reading.value <= before:
+            return
+        for timeline in self._servers.values():
+            timeline.oom_killed_at = look.at
 
     def _gather(
         self,
@@ -236,7 +219,7 @@ class Timeline:
         """Whether the start came as far as `listening`: from then on front ends work for clients."""
         if timeline.startup.phase in ("listening", "ready", "stopped"):
             return True
-        return any(track.value for (name, _), track in timeline.tracks.items() if name == signals.PORT_LISTENING.name)
+        return any(track.value for track in timeline.of(signals.PORT_LISTENING).values())
 
     def tell(self, events: Iterable[Event]) -> None:
         """Fold log events in."""
@@ -254,7 +237,33 @@ class Timeline:
             if moved:
                 timeline.moved("log", event.at, event.rank)
                 timeline.progress_by_log[event.log] = event.at
+            if moved and event.event in COUNTERS:
+                self._note_step(timeline, event)
+            if event.event == "stats":
+                self._note_stats(timeline, event)
             self._note_last_marker(timeline, event)
+
+    @staticmethod
+    def _note_step(timeline: ServerTimeline, event: Event) -> None:
+        """Keep how long the steps of a counter take, for as long as its phase lasts."""
+        phase = PHASE_OF_EVENT[event.event]
+        key = (event.event, event.rank or FIRST_RANK)
+        if key not in timeline.steps:
+            gone = [other for other in timeline.steps if PHASE_OF_EVENT[other[0]] != phase]
+            for other in gone:
+                del timeline.steps[other]
+            if len(timeline.steps) >= MOST_COUNTERS:
+                return
+        timeline.steps.setdefault(key, Steps()).step(event.at, _amount(event))
+
+    @staticmethod
+    def _note_stats(timeline: ServerTimeline, event: Event) -> None:
+        """A stats line says what is owed, and how fast tokens came since the line before."""
+        timeline.stats.put(event.fields, event.at)
+        timeline.note_demand(event.at)
+        speed = event.fields.get("generation_tokens_per_second")
+        if isinstance(speed, int | float) and speed > 0:
+            timeline.moved("tokens", event.at)
 
     def _novel(self, timeline: ServerTimeline, event: Event) -> None:
         """A line of a new shape is progress, but not for ever by itself."""
@@ -274,6 +283,7 @@ class Timeline:
         """Markers of ranks the log names; a line that names none, or speaks for all, tells no ranks apart."""
         if timeline.startup.begins_anew(event.event):
             timeline.markers.clear()
+            timeline.steps.clear()
             timeline.was_ready = False
         if event.event not in MARKERS or event.rank is None or event.fields.get(SHARED):
             return
@@ -308,6 +318,12 @@ def _is_of_another_server(timeline: ServerTimeline, event: Event) -> bool:
     return not embedded and (timeline.was_ready or timeline.startup.ready_at is not None)
 
 
+def _amount(event: Event) -> float:
+    """How far a counter is: k of k/N, or the share."""
+    amount = event.fields.get("done", event.fields.get("ratio"))
+    return float(amount) if isinstance(amount, int | float) else 0.0
+
+
 def _same_start(known: float | None, started_at: float) -> bool:
     return known is not None and abs(known - started_at) <= _SAME_START_SECONDS
 
@@ -321,66 +337,80 @@ def _readable_counts(counts: Mapping[str, float | None]) -> dict[str, int] | Non
 # --- what single readings mean beside FLOORS ---------------------------------------------------------------
 
 
-def _note_cpu(
-    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
-) -> None:
-    if labels[1] != FRONTEND and track.rate is not None and track.rate > BUSY_CORES:
-        timeline.moves["cpu"] = at
+def _note_cpu(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
+    if reading.labels[1] != FRONTEND and track.rate is not None and track.rate > BUSY_CORES:
+        timeline.moved("cpu", look.at)
 
 
 def _note_child_processes(
-    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
+    timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look
 ) -> None:
-    if labels[1] == "compiler" and before is not None and before != value:
-        timeline.moved("children", at)
+    if reading.labels[1] == "compiler" and None not in (before, reading.value) and before != reading.value:
+        timeline.moved("children", look.at)
 
 
-def _note_death(
-    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
-) -> None:
+def _note_death(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
     """A rank that came back (an engine built again inside a program) is not dead any more."""
-    if value:
-        timeline.deaths[:] = [death for death in timeline.deaths if death[1] != labels[1]]
-    elif labels[1] not in {name for _, name in timeline.deaths}:
-        timeline.deaths.append((at, labels[1]))
+    rank = reading.labels[1]
+    if reading.value:
+        timeline.deaths[:] = [death for death in timeline.deaths if death[1] != rank]
+    elif reading.value == 0 and rank not in {name for _, name in timeline.deaths}:
+        timeline.deaths.append((look.at, rank))
 
 
-def _note_root(
-    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
-) -> None:
-    if value:
+def _note_root(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
+    if reading.value:
         timeline.root_gone_at = None
-    elif timeline.root_gone_at is None:
-        timeline.root_gone_at = at
+    elif reading.value == 0 and timeline.root_gone_at is None:
+        timeline.root_gone_at = look.at
 
 
-def _note_log_bytes(
-    timeline: ServerTimeline, track: Track, labels: tuple[str, ...], before: float | None, value: float, at: float
+def _note_log_bytes(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
+    if before is not None and reading.value is not None:
+        timeline.logged += max(0.0, reading.value - before)
+
+
+def _note_timeouts(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
+    if reading.labels[1] == "health" and None not in (before, reading.value) and reading.value > before:  # type: ignore[operator]
+        timeline.timeouts.add(reading.value - before, look.at)  # type: ignore[operator]
+
+
+def _note_health(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
+    """Any answer ends a row of time-outs."""
+    if reading.labels[1] == "health" and reading.value is not None:
+        timeline.timeouts.clear()
+
+
+def _note_children_cpu(
+    timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look
 ) -> None:
-    timeline.logged += max(0.0, value - before) if before is not None else 0.0
+    """CPU of the children of all kinds together, once every kind has been read."""
+    kinds = timeline.of(signals.CHILD_CPU).values()
+    if any(kind.value is None or kind.read_at != look.at for kind in kinds):
+        return
+    total, sums = sum(kind.value or 0.0 for kind in kinds), timeline.children_cpu
+    earlier, usual_gap = sums.known, sums.usual_gap
+    gap = None if sums.read_at is None else look.at - sums.read_at
+    sums.put(total, None, look.at, look.interval, look.measured)
+    if earlier is None or not gap:
+        return
+    # After a gap it is not known when the CPU was used: it counts as if all came in one usual interval.
+    if (total - earlier) / min(gap, usual_gap) >= BUSY_CORES:
+        timeline.moved("children", look.at)
 
 
-_NOTES: Mapping[str, Callable[[ServerTimeline, Track, tuple[str, ...], float | None, float, float], None]] = {
+Note = Callable[[ServerTimeline, Track, Reading, float | None, Look], None]
+
+_NOTES: Mapping[str, Note] = {
     signals.CPU_SECONDS.name: _note_cpu,
     signals.CHILD_PROCESSES.name: _note_child_processes,
+    signals.CHILD_CPU.name: _note_children_cpu,
     signals.RANK_ALIVE.name: _note_death,
     signals.SERVER_ALIVE.name: _note_root,
     signals.LOG_BYTES.name: _note_log_bytes,
+    signals.HEALTH_TIMEOUTS.name: _note_timeouts,
+    signals.HEALTH_STATUS.name: _note_health,
 }
-"""Signal -> (timeline, its track, labels, the last known value before, value, time)."""
+"""Signal -> (timeline, its track, the reading, the last known value before, when)."""
 
-
-def _note_children_cpu(timeline: ServerTimeline, at: float, interval: float, measured: float) -> None:
-    """CPU of the children of all kinds together, once every kind has been read."""
-    kinds = [track for (name, _), track in timeline.tracks.items() if name == signals.CHILD_CPU.name]
-    if any(track.value is None or track.read_at != at for track in kinds):
-        return
-    total, track = sum(kind.value or 0.0 for kind in kinds), timeline.children_cpu
-    before, usual_gap = track.known, track.usual_gap
-    gap = None if track.read_at is None else at - track.read_at
-    track.put(total, None, at, interval, measured)
-    if before is None or not gap:
-        return
-    # After a gap it is not known when the CPU was used: it counts as if all came in one usual interval.
-    if (total - before) / min(gap, usual_gap) >= BUSY_CORES:
-        timeline.moved("children", at)
+_DEMAND = frozenset(signal.name for signal in DEMAND)

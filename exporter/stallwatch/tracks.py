@@ -9,7 +9,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_STALE_AFTER_GAPS = 3
+STALE_AFTER_GAPS = 3
+"""Usual gaps without a reading after which a track says nothing any more."""
 
 
 @dataclass(slots=True)
@@ -32,14 +33,14 @@ class Track:
         real_gap = measured - self._measured
         neighbours = self.read_at is not None and value is not None and self.value is not None and real_gap > 0
         self.rate = (value - self.value) / real_gap if neighbours else None  # type: ignore[operator]
-        self.usual_gap = _usual(self.usual_gap, gap, interval)
+        self.usual_gap = usual(self.usual_gap, gap, interval)
         self.value, self.reason, self.read_at, self._measured = value, reason, at, measured
         if value is not None:
             self.known = value
             self.known_since = at if self.known_since is None else self.known_since
 
     def is_fresh(self, now: float) -> bool:
-        return self.read_at is not None and now - self.read_at <= _STALE_AFTER_GAPS * self.usual_gap + 1e-6
+        return self.read_at is not None and now - self.read_at <= STALE_AFTER_GAPS * self.usual_gap + 1e-6
 
     def is_readable(self, now: float) -> bool:
         return self.value is not None and self.is_fresh(now)
@@ -66,7 +67,7 @@ class Track:
         return moved
 
 
-def _usual(before: float, gap: float, interval: float) -> float:
+def usual(before: float, gap: float, interval: float) -> float:
     """The usual gap between looks after one more of them; a single long one does not count for much."""
     return max(interval, min(0.7 * before + 0.3 * gap, 4 * before) if gap > 0 else before)
 
@@ -104,9 +105,9 @@ class Waits:
         """Take one look; `counts` None = unreadable.  After a gap (on the clock of `measured`, which counts our
         own pauses) nothing is known to have lasted."""
         self.usual_gap = max(self.usual_gap, interval)
-        if measured - self._measured > _STALE_AFTER_GAPS * self.usual_gap:
+        if measured - self._measured > STALE_AFTER_GAPS * self.usual_gap:
             self.stopped_since = self.disk_since = None
-        self.usual_gap = _usual(self.usual_gap, at - self.read_at if self.read_at is not None else 0.0, interval)
+        self.usual_gap = usual(self.usual_gap, at - self.read_at if self.read_at is not None else 0.0, interval)
         self.counts, self.read_at, self._measured = counts, at, measured
         present = frozenset(wait for wait, number in (counts or {}).items() if number)
         if main is None and len(present) == 1:
@@ -123,7 +124,7 @@ class Waits:
         return self.counts is not None
 
     def is_fresh(self, now: float) -> bool:
-        return self.read_at is not None and now - self.read_at <= _STALE_AFTER_GAPS * self.usual_gap + 1e-6
+        return self.read_at is not None and now - self.read_at <= STALE_AFTER_GAPS * self.usual_gap + 1e-6
 
     def usual_main(self) -> str | None:
         """The class the main thread was in most often over the window."""

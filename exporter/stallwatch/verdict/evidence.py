@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .. import signals
 from ..model import AMBIGUOUS_CHANNELS, CHANNELS, STRONG_CHANNELS, ChannelState, Signal
-from ..timeline import ServerTimeline
+from ..server_timeline import ServerTimeline
 from ..tracks import Track
 
 
@@ -147,7 +147,7 @@ def _decisive(timeline: ServerTimeline, now: float) -> list[Track]:
         for label in _live_labels(timeline, now)
         for signal in _STORAGE_SIGNALS
     ]
-    logs = [track for (name, _), track in timeline.tracks.items() if name == signals.LOG_BYTES.name]
+    logs = list(timeline.of(signals.LOG_BYTES).values())
     return [track for track in (*storage, *logs) if track is not None]
 
 
@@ -175,13 +175,7 @@ def _live_labels(timeline: ServerTimeline, now: float) -> list[str]:
     ranks = [name for name in timeline.rank_names if timeline.is_alive(name)]
     if ranks:
         return ranks
-    return sorted(
-        {
-            labels[1]
-            for (name, labels), track in timeline.tracks.items()
-            if name == signals.CPU_SECONDS.name and track.is_fresh(now)
-        }
-    )
+    return sorted({labels[1] for labels, track in timeline.of(signals.CPU_SECONDS).items() if track.is_fresh(now)})
 
 
 def _storage(timeline: ServerTimeline, now: float) -> tuple[bool, str | None]:
@@ -196,7 +190,7 @@ def _storage(timeline: ServerTimeline, now: float) -> tuple[bool, str | None]:
 
 
 def _log(timeline: ServerTimeline, now: float) -> str:
-    tracks = [track for (name, _), track in timeline.tracks.items() if name == signals.LOG_BYTES.name]
+    tracks = list(timeline.of(signals.LOG_BYTES).values())
     if any(track.is_readable(now) for track in tracks):
         return "readable"
     return "unreadable" if tracks else "absent"
@@ -204,7 +198,7 @@ def _log(timeline: ServerTimeline, now: float) -> str:
 
 def _log_reason(timeline: ServerTimeline) -> str | None:
     """Why a log cannot be read; None when all can, or none was looked at."""
-    tracks = [track for (name, _), track in timeline.tracks.items() if name == signals.LOG_BYTES.name]
+    tracks = list(timeline.of(signals.LOG_BYTES).values())
     return min((track.reason for track in tracks if track.reason is not None), default=None)
 
 
@@ -240,7 +234,7 @@ def _channel(
 
 
 def _any_fresh(timeline: ServerTimeline, now: float, signal: Signal) -> bool:
-    return any(track.is_readable(now) for (name, _), track in timeline.tracks.items() if name == signal.name)
+    return any(track.is_readable(now) for track in timeline.of(signal).values())
 
 
 def _never(timeline: ServerTimeline, now: float, ready: bool, log: str, storage: bool) -> bool | None:

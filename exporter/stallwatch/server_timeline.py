@@ -1,0 +1,174 @@
+"""What is known over time about the present start of one server.  Pure; Timeline feeds it, evidence reads it."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import median
+
+from . import signals
+from .model import AMBIGUOUS_CHANNELS, Server, Signal, is_rank_name
+from .startup import PHASE_OF_EVENT, Startup
+from .tracks import STALE_AFTER_GAPS, Track, Waits, usual
+
+DEMAND = (signals.REQUESTS_RUNNING, signals.REQUESTS_WAITING)
+
+STATS_GAP_SECONDS = 10.0
+"""Usual gap between two stats lines until two were seen; vLLM writes one every 10 s while it works."""
+
+MOST_STEPS = 256
+SLOW_STEP_SHARE = 3
+"""A counter is slow when its median step takes longer than `stall_after` divided by this."""
+STRETCH_STEPS = 3
+LONGEST_STRETCH_SECONDS = 1800.0
+LONGEST_STRETCH = 7.5
+"""The longest stretch as a multiple of `stall_after`: 30 min of the default 4 min."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """How long one counter with a total takes from one k to the next, in this phase."""
+
+    last: float | None = None
+    amount: float = 0.0
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+
+    def step(self, at: float, amount: float) -> None:
+        """The counter moved to `amount`; one that starts again lower is a new bar and took no step."""
+        if self.last is not None and amount > self.amount:
+            self.durations.append(at - self.last)
+        self.last, self.amount = at, amount
+
+    def stretch(self, stall_after: float) -> float:
+        """What silence must exceed because of this counter; 0 when it is not slow."""
+        if not self.durations or median(self.durations) <= stall_after / SLOW_STEP_SHARE:
+            return 0.0
+        return min(STRETCH_STEPS * max(self.durations), LONGEST_STRETCH * stall_after, LONGEST_STRETCH_SECONDS)
+
+
+@dataclass(slots=True)
+class Stats:
+    """Demand and speed as the server's own stats lines say them; a line holds for three of their usual gaps."""
+
+    at: float | None = None
+    usual_gap: float = STATS_GAP_SECONDS
+    demand: float | None = None
+    says_speed: bool = False
+
+    def put(self, fields: Mapping[str, float | str], at: float) -> None:
+        if self.at is not None and at > self.at:
+            self.usual_gap = usual(self.usual_gap, at - self.at, 1.0)
+        counts = [fields.get("running"), fields.get("waiting")]
+        known = [float(count) for count in counts if isinstance(count, int | float)]
+        self.at, self.demand = at, sum(known) if known else None
+        self.says_speed = isinstance(fields.get("generation_tokens_per_second"), int | float)
+
+    def is_fresh(self, now: float) -> bool:
+        return self.at is not None and now - self.at <= STALE_AFTER_GAPS * self.usual_gap
+
+
+@dataclass(slots=True)
+class Timeouts:
+    """Requests to the health endpoint that had no answer, in a row."""
+
+    in_a_row: int = 0
+    since: float | None = None
+
+    def add(self, number: float, at: float) -> None:
+        self.since = at if self.since is None else self.since
+        self.in_a_row += round(number)
+
+    def clear(self) -> None:
+        self.in_a_row, self.since = 0, None
+
+
+@dataclass(slots=True)
+class ServerTimeline:
+    """Everything known over time about the present start of one server."""
+
+    name: str
+    anchor: float  # since when we watch; no silence is counted from before
+    server: Server | None = None
+    startup: Startup = field(default_factory=Startup)
+    tracks: dict[str, dict[tuple[str, ...], Track]] = field(default_factory=dict)  # signal name -> labels -> track
+    waits: dict[str, Waits] = field(default_factory=dict)
+    moves: dict[str, float] = field(default_factory=dict)  # channel -> last move
+    rank_moves: dict[str, float] = field(default_factory=dict)
+    progress_by_log: dict[str, float] = field(default_factory=dict)
+    deaths: list[tuple[float, str]] = field(default_factory=list)
+    root_gone_at: float | None = None
+    start_timestamp: float | None = None
+    novel_in_a_row: int = 0
+    solid_move: float | None = None  # last strong move that was more than a novel line
+    was_ready: bool = False  # once ready is ready, until another start begins
+    logged: float = 0.0  # bytes the followed logs grew
+    children_cpu: Track = field(default_factory=Track)  # of all kinds together
+    markers: dict[str, set[str]] = field(default_factory=dict)  # rank the log names -> its start-up markers
+    steps: dict[tuple[str, str], Steps] = field(default_factory=dict)  # (event, rank) -> its steps in this phase
+    stats: Stats = field(default_factory=Stats)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    owed_since: float | None = None  # since when work is owed without a break, as far as is known
+    oom_killed_at: float | None = None  # last time the kernel killed a process of the node for memory
+
+    def track(self, signal: Signal, *labels: str) -> Track | None:
+        return self.of(signal).get(labels)
+
+    def of(self, signal: Signal) -> Mapping[tuple[str, ...], Track]:
+        """Every track of a signal, by its labels."""
+        return self.tracks.get(signal.name, _NO_TRACKS)
+
+    def moved(self, channel: str, at: float, rank: str | None = None, solid: bool = True) -> None:
+        self.moves[channel] = max(at, self.moves.get(channel, at))
+        if channel in AMBIGUOUS_CHANNELS:
+            return
+        if solid:
+            self.solid_move = at if self.solid_move is None else max(at, self.solid_move)
+            self.novel_in_a_row = 0
+        if rank:
+            self.rank_moves[rank] = max(at, self.rank_moves.get(rank, at))
+
+    @property
+    def rank_names(self) -> list[str]:
+        """Ranks of this start, seen alive or dead, without engines and front ends."""
+        return [name for name in self.watched_names if is_rank_name(name)]
+
+    @property
+    def watched_names(self) -> list[str]:
+        """Ranks and engines."""
+        return sorted((labels[1] for labels in self.of(signals.RANK_ALIVE)), key=natural)
+
+    def is_alive(self, rank: str) -> bool | None:
+        track = self.track(signals.RANK_ALIVE, self.name, rank)
+        return None if track is None or track.value is None else track.value > 0
+
+    def demand(self, now: float) -> float | None:
+        """Requests that run or wait, by the server's metrics, else by its stats lines; None = not known."""
+        tracks = [track for signal in DEMAND for track in self.of(signal).values() if track.is_readable(now)]
+        if tracks:
+            return sum(track.value or 0.0 for track in tracks)
+        return self.stats.demand if self.stats.is_fresh(now) else None
+
+    def note_demand(self, at: float) -> None:
+        """Keep since when work is owed."""
+        if not self.demand(at):
+            self.owed_since = None
+        elif self.owed_since is None:
+            self.owed_since = at
+
+    def stretch(self, stall_after: float) -> float:
+        """What silence must exceed in this phase because a counter in it takes long steps; see Steps."""
+        phase = self.startup.phase
+        slow = (s.stretch(stall_after) for (event, _), s in self.steps.items() if PHASE_OF_EVENT[event] == phase)
+        return max(slow, default=0.0)
+
+
+_NO_TRACKS: Mapping[tuple[str, ...], Track] = {}
+
+
+@cache
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """TP2 before TP10."""
+    return tuple((int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", name))
