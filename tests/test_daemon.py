@@ -15,6 +15,7 @@ import pytest
 
 from feed import TICK, WALL, Feed, server
 from stallwatch import signals
+from stallwatch.clock import Clock
 from stallwatch.config import Config, Intervals, Thresholds
 from stallwatch.daemon import (
     CYCLES_TO_KNOW,
@@ -22,7 +23,6 @@ from stallwatch.daemon import (
     LOG_PROGRESS_SILENCE,
     LOG_SILENCE,
     MOST_RANK_NAMES,
-    Clock,
     Daemon,
 )
 from stallwatch.model import Event, Listener, Observation, RankName, Report, Result, Scene, Signal

@@ -26,6 +26,7 @@ ALLOWED: Mapping[str, str] = {
     "printable": "",
     "descriptors": "",
     "strict_yaml": "",
+    "clock": "",
     "startup": "",
     "signals": "model",
     "config": "model strict_yaml",
@@ -64,7 +65,7 @@ ALLOWED: Mapping[str, str] = {
     "verdict.evidence": "model signals server_timeline tracks",
     "episodes": "model config server_timeline timeline verdict.*",
     "poller": "model signals config sources",
-    "daemon": "model signals config frameworks sources sources.* server_timeline timeline verdict.* episodes poller",
+    "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline verdict.* episodes poller",
     # From the Report to whoever reads it.
     "exposition": ". model signals config printable",
     "presentation": "model printable",
@@ -91,7 +92,7 @@ OUTSIDE: Mapping[str, str] = {
     "yaml": "strict_yaml",
 }
 
-PURE = "model signals startup tracks server_timeline timeline verdict.*"
+PURE = "clock model signals startup tracks server_timeline timeline verdict.*"
 """Modules without clock and I/O: the same code judges live, in a replay and in tests."""
 
 IMPURE = (

@@ -67,7 +67,12 @@ def raise_descriptor_limit() -> None:
         log.warning("descriptor limit stays", extra={"limit": soft})
 
 
-def make_daemon(settings: Settings, publish: Callable[[Report], None], config: Config | None = None) -> Daemon:
+def make_daemon(
+    settings: Settings,
+    publish: Callable[[Report], None],
+    config: Config | None = None,
+    witness: Callable[[Result, float, float], None] | None = None,
+) -> Daemon:
     """A daemon that is not started.  InputError when the configuration or a framework file is wrong."""
     frameworks = load_frameworks()
     config = config or read_config(settings, frameworks)
@@ -85,4 +90,4 @@ def make_daemon(settings: Settings, publish: Callable[[Report], None], config: C
                     source.wake = poller.wake
                 yield poller
 
-    return Daemon(host, pollers, publish)
+    return Daemon(host, pollers, publish, witness=witness)

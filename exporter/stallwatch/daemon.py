@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from .clock import Clock
 from .config import Config, Thresholds
 from .episodes import Episodes
 from .frameworks import Framework
@@ -32,9 +33,6 @@ from .sources.procfs import CLOCK_TICKS
 from .timeline import Timeline
 
 log = logging.getLogger(__name__)
-
-LONGEST_GAP_TICKS = 3
-"""A longer pause between ticks is ours (stopped, suspended): no clock counts it."""
 
 RESULTS_CURRENT_INTERVALS = 3
 """Readings of an older result are not exported."""
@@ -59,27 +57,6 @@ LOG_PROGRESS_SILENCE = Signal(
 LAST_LINE = "log_last_line_timestamp_seconds"
 
 
-class Clock:
-    """Monotonic seconds without our own pauses."""
-
-    def __init__(self, tick_seconds: float) -> None:
-        self.tick_seconds = tick_seconds
-        self._skipped = 0.0
-        self._last: float | None = None
-
-    def tick(self, monotonic: float) -> float:
-        """The time of a tick; a pause longer than LONGEST_GAP_TICKS counts as one tick."""
-        if self._last is not None and (gap := monotonic - self._last) > LONGEST_GAP_TICKS * self.tick_seconds:
-            self._skipped += gap - self.tick_seconds
-            log.warning("pause not counted", extra={"seconds": round(gap, 1)})
-        self._last = monotonic
-        return monotonic - self._skipped
-
-    def of(self, monotonic: float, earliest: float) -> float:
-        """The time of a reading, not before `earliest` (the tick before)."""
-        return max(earliest, monotonic - self._skipped)
-
-
 class Daemon:
     """Pollers, timeline, verdicts.  `report` is the last published one."""
 
@@ -90,9 +67,11 @@ class Daemon:
         publish: Callable[[Report], None],
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        witness: Callable[[Result, float, float], None] | None = None,
     ) -> None:
+        """`witness` is told of every result that is taken, with its time on our clock and its source's interval."""
         self.config: Config = host.config
-        self._publish, self._monotonic, self._wall = publish, monotonic, wall
+        self._publish, self._monotonic, self._wall, self._witness = publish, monotonic, wall, witness
         self._wake = threading.Event()
         self._stopping = False
         self.scene = Scene()
@@ -190,7 +169,10 @@ class Daemon:
         """Take what the sources found since the last time; (monotonic, Unix, clock) of this moment."""
         earliest = self._now
         monotonic, wall = self._monotonic(), self._wall()
+        skipped = self._clock.skipped
         self._now = now = self._clock.tick(monotonic)
+        if self._clock.skipped > skipped:
+            log.warning("pause not counted", extra={"seconds": round(self._clock.skipped - skipped, 1)})
         for result in sorted((r for p in self.pollers for r in p.take()), key=lambda result: result.finished):
             self._take(result, earliest)
         return monotonic, wall, now
@@ -201,6 +183,8 @@ class Daemon:
         if result.servers is not None:
             self._timeline.see(result.servers, at)
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
+        if self._witness is not None:
+            self._witness(result, at, interval)
         self._timeline.put(result.readings, at, interval, measured=result.finished)
         pause = result.finished - at
         events = (replace(event, at=event.at - pause) for event in result.events) if pause else result.events
