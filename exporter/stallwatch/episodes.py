@@ -126,6 +126,15 @@ class Episodes:
             for key, startups in sorted(self._startups.items())
         )
 
+    def episode(self, name: str) -> Episode:
+        """What is kept of a server name; it begins when it is first asked for."""
+        return self._episodes.setdefault(name, Episode())
+
+    @property
+    def kept_startups(self) -> dict[tuple[str, str, str], Startups]:
+        """Histograms of starts by framework, model and speculative method, to be kept over a restart of ours."""
+        return self._startups
+
     def _is_over(self, timeline: ServerTimeline, verdict: Verdict, now: float) -> bool:
         age = now - verdict.since
         if verdict.state == "gone":
@@ -136,7 +145,7 @@ class Episodes:
     def _judge(
         self, timeline: ServerTimeline, now: float, wall: float, dated: Mapping[str, float] | None
     ) -> ServerReport:
-        episode = self._episodes.setdefault(timeline.name, Episode())
+        episode = self.episode(timeline.name)
         if episode.start_timestamp != timeline.start_timestamp:
             episode.start_timestamp, episode.was_ready = timeline.start_timestamp, False
             if episode.verdict is not None and episode.verdict.state in ("failed", "gone"):
