@@ -9,7 +9,8 @@ import pytest
 from stallwatch.config import Thresholds
 from stallwatch.model import ChannelState
 from stallwatch.verdict import Evidence, judge
-from stallwatch.verdict.checks import CHECKS, awaited_rank
+from stallwatch.verdict.checks import CHECKS
+from stallwatch.verdict.naming import awaited_rank
 from stallwatch.verdict.evidence import RankEvidence
 
 T = Thresholds()
@@ -337,7 +338,7 @@ def test_ready_and_stopped_or_silent_for_hours_is_still_idle() -> None:
 
 
 def named(*ranks: RankEvidence) -> str | None:
-    return awaited_rank(Evidence(ranks=ranks), T)
+    return awaited_rank(Evidence(ranks=ranks), T.window)
 
 
 def test_the_only_dead_rank_is_named_before_all_else() -> None:

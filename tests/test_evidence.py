@@ -22,7 +22,7 @@ def fed(feed: Feed | None = None, until: float = 100.0) -> Feed:
 
 
 def evidence(feed: Feed, t: float) -> Evidence:
-    return gather(feed.now, t, feed.thresholds.window)
+    return gather(feed.now, t, feed.thresholds)
 
 
 def channel(feed: Feed, t: float, name: str) -> tuple[str, float | None]:
@@ -317,7 +317,7 @@ def test_fatal_and_shutdown_lines_are_ages() -> None:
     feed.tell(95.0, "shutdown")
 
     found = evidence(feed, 100.0)
-    assert (found.fatal_age, found.shutdown_age, found.shutdown) == (10.0, 5.0, True)
+    assert (found.fatal_age, found.shutdown_age, found.ends_orderly) == (10.0, 5.0, True)
 
 
 def test_a_configured_server_that_never_came_is_not_known() -> None:
@@ -331,6 +331,6 @@ def test_a_configured_server_that_never_came_is_not_known() -> None:
 def test_given_a_dated_age_the_watch_of_the_call_is_enough() -> None:
     feed = Feed(server=server(processes=(Process(ProcessId(1, 1), "main"),)))
     feed.look(0.0)
-    found = gather(feed.now, 15.0, 60.0, progress_age=2460.0)
+    found = gather(feed.now, 15.0, feed.thresholds, progress_age=2460.0)
 
     assert (found.progress_age, found.watched_age) == (2460.0, math.inf)

@@ -152,7 +152,7 @@ class Episodes:
                 episode.verdict = None
         thresholds = self.thresholds_of(timeline.name)
         age = dated_progress_age(timeline, now, wall, dated, thresholds)
-        evidence = gather(timeline, now, thresholds.window, age)
+        evidence = gather(timeline, now, thresholds, age)
         before, verdict = episode.verdict, judge(evidence, thresholds, episode.verdict, now)
         if age is not None:
             verdict = replace(verdict, since=now - age)

@@ -10,6 +10,7 @@ from functools import cache
 from statistics import median
 
 from . import signals
+from .cards import Cards
 from .model import AMBIGUOUS_CHANNELS, Server, Signal, is_rank_name
 from .startup import PHASE_OF_EVENT, Startup
 from .tracks import STALE_AFTER_GAPS, Track, Waits, usual
@@ -112,6 +113,7 @@ class ServerTimeline:
     timeouts: Timeouts = field(default_factory=Timeouts)
     owed_since: float | None = None  # since when work is owed without a break, as far as is known
     oom_killed_at: float | None = None  # last time the kernel killed a process of the node for memory
+    cards: Cards | None = None  # of the whole node
 
     def track(self, signal: Signal, *labels: str) -> Track | None:
         return self.of(signal).get(labels)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from . import signals
+from .cards import Cards
 from .config import Thresholds
 from .model import FRONTEND, Event, Reading, Server, Signal
 from .server_timeline import DEMAND, ServerTimeline, Steps
@@ -96,6 +97,7 @@ class Timeline:
         self._servers: dict[str, ServerTimeline] = {}
         self._forgotten: dict[str, float | None] = {}  # name -> start time of the start that is over
         self._kills = Track()
+        self._cards = Cards(self._card_moved, lambda server: self._thresholds_of(server).window)
 
     def __iter__(self) -> Iterator[ServerTimeline]:
         return iter(self._servers.values())
@@ -106,6 +108,7 @@ class Timeline:
     def forget(self, name: str) -> None:
         """Drop a server.  If its first process is gone, late readings do not begin this start anew."""
         timeline = self._servers.pop(name, None)
+        self._cards.forget(name)
         if timeline is not None and timeline.root_gone_at is not None:
             self._forgotten.pop(name, None)
             self._forgotten[name] = timeline.start_timestamp
@@ -127,7 +130,8 @@ class Timeline:
         if current is None or (
             current.start_timestamp is not None and not _same_start(current.start_timestamp, started_at)
         ):
-            current = self._servers[name] = ServerTimeline(name, anchor=at)
+            current = self._servers[name] = ServerTimeline(name, anchor=at, cards=self._cards)
+            self._cards.forget(name)
         current.start_timestamp = started_at
         return current
 
@@ -138,11 +142,14 @@ class Timeline:
         """
         look, batch = Look(at, interval, at if measured is None else measured), Batch()
         for reading in readings:
-            if reading.signal.labels[:1] == ("server",):
-                if reading.signal.kind != "info":
-                    self._put_one(reading, look, batch)
-            elif reading.signal is signals.OOM_KILLS:
+            subject = reading.signal.labels[:1]
+            if subject == ("server",) and reading.signal.kind != "info":
+                self._put_one(reading, look, batch)
+            elif subject == ("gpu",) or reading.signal.name == signals.RANK_INFO.name:
+                self._cards.put(reading, at, interval, look.measured)
+            elif reading.signal.name == signals.OOM_KILLS.name:
                 self._put_kills(reading, look)
+        self._cards.settle(at)
         for (server, rank), counts in batch.threads.items():
             if (timeline := self._servers.get(server)) is not None:
                 window = self._thresholds_of(server).window
@@ -187,6 +194,10 @@ class Timeline:
         floor = _FLOORS.get((name, labels[2] if len(labels) > 2 else ""))
         if floor is not None:
             self._gather(timeline, track, floor, labels, value, look.at)
+
+    def _card_moved(self, server: str, channel: str, at: float, rank: str | None) -> None:
+        if (timeline := self._servers.get(server)) is not None:
+            timeline.moved(channel, at, rank)
 
     def _put_kills(self, reading: Reading, look: Look) -> None:
         before = self._kills.known

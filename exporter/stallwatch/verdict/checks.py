@@ -5,12 +5,13 @@ CHECKS is the whole of the rules; the first that speaks wins.  In words: docs/VE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..config import Thresholds
 from ..model import Verdict
 from .evidence import Evidence, RankEvidence
+from .naming import awaited_rank, first_dead
 
 ROOT_GRACE_SECONDS = 60.0
 """How long a dead set of ranks waits for its root, and within which a death confirms a fatal line."""
@@ -18,8 +19,13 @@ ROOT_GRACE_SECONDS = 60.0
 SHUTDOWN_LAG_SECONDS = 1.0
 """A fatal line that is older than the shutdown line by more than this was no part of the orderly end."""
 
-CULPRIT_WAITS = (frozenset(("stopped",)), frozenset(("disk",)), frozenset(("sleep", "running")))
-"""What the awaited rank waits in while the others are in futex or poll; the surest first."""
+SCOPE_GRACE_SECONDS = 10.0
+"""How long after the first process the rest of its container, unit, job step or session may take to end."""
+
+KILL_BEFORE_SECONDS, KILL_AFTER_SECONDS = 30.0, 15.0
+"""A kill by the kernel, seen so long before or after a death was seen, explains it: each is read by another source."""
+
+TIMEOUTS_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +40,50 @@ class Finding:
 Check = Callable[[Evidence, Thresholds, Verdict | None], Finding | None]
 
 
+# --- over, or certain --------------------------------------------------------------------------------------
+
+
 def never_came(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """A configured server without a process."""
     return None if evidence.known else Finding("gone")
 
 
 def stays_failed(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """Over is over: until the name starts again (which begins another timeline)."""
-    if previous is not None and previous.state == "failed":
-        return Finding("failed", previous.reason, previous.suspect_rank)
-    return None
+    """Over is over: until the name starts again (which begins another timeline).
+
+    Only the kernel's kill, which is counted elsewhere and may be read a moment after the death, still explains it.
+    """
+    if previous is None or previous.state != "failed":
+        return None
+    killed = previous.reason in ("rank_dead", "exited") and _was_killed(evidence)
+    return Finding("failed", "out_of_memory" if killed else previous.reason, previous.suspect_rank)
 
 
 def ended_orderly(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """The server said that it ends, and its first process is gone."""
-    if evidence.root_gone_age is None or not evidence.shutdown or _fatal_before_shutdown(evidence):
+    """The server said that it ends, or its unit is being stopped, and its first process is gone."""
+    if evidence.root_gone_age is None or not evidence.ends_orderly or _fatal_before_shutdown(evidence):
         return None
     return Finding("gone")
+
+
+def out_of_memory(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """The kernel killed a process for memory at the time at which one of this server went."""
+    if evidence.ends_orderly or not _was_killed(evidence):
+        return None
+    return Finding("failed", "out_of_memory", first_dead(evidence))
+
+
+def _was_killed(evidence: Evidence) -> bool:
+    if evidence.oom_age is None:
+        return False
+    ends = _ends(evidence)
+    return any(-KILL_AFTER_SECONDS <= evidence.oom_age - age <= KILL_BEFORE_SECONDS for age in ends)
+
+
+def _ends(evidence: Evidence) -> list[float]:
+    """Ages of the deaths of ranks, engines and the first process."""
+    ends = [age for age, _ in evidence.deaths]
+    return ends if evidence.root_gone_age is None else [*ends, evidence.root_gone_age]
 
 
 def engine_ended(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
@@ -72,7 +105,7 @@ def _may_have_been_done(evidence: Evidence) -> bool:
 
 def rank_dead(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """A rank or engine that was seen is gone while others live.  When all went together: wait for the root."""
-    if not evidence.deaths or evidence.shutdown:
+    if not evidence.deaths or evidence.ends_orderly:
         return None
     waited = max(age for age, _ in evidence.deaths)
     if not evidence.live_ranks and (evidence.root_gone_age is not None or waited < ROOT_GRACE_SECONDS):
@@ -82,16 +115,13 @@ def rank_dead(evidence: Evidence, thresholds: Thresholds, previous: Verdict | No
 
 def fatal_log(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """A fatal line, confirmed by a death or by a window in which nothing moved."""
-    if evidence.fatal_age is None or (evidence.shutdown and not _fatal_before_shutdown(evidence)):
+    if evidence.fatal_age is None or (evidence.ends_orderly and not _fatal_before_shutdown(evidence)):
         return None
-    ends = [age for age, _ in evidence.deaths]
-    if evidence.root_gone_age is not None:
-        ends.append(evidence.root_gone_age)
-    confirmed = any(abs(age - evidence.fatal_age) <= ROOT_GRACE_SECONDS for age in ends)
+    confirmed = any(abs(age - evidence.fatal_age) <= ROOT_GRACE_SECONDS for age in _ends(evidence))
     still_since = min(evidence.progress_age, evidence.fatal_age)
     silent = still_since >= thresholds.window and _nothing_moves(evidence, thresholds.window)
     if confirmed or (silent and not evidence.ready):  # nothing moves in a server that nobody asks anything
-        rank = first_dead(evidence) if evidence.deaths else awaited_rank(evidence, thresholds)
+        rank = first_dead(evidence) if evidence.deaths else awaited_rank(evidence, thresholds.window)
         return Finding("failed", "fatal_log", rank)
     return None
 
@@ -99,6 +129,85 @@ def fatal_log(evidence: Evidence, thresholds: Thresholds, previous: Verdict | No
 def _fatal_before_shutdown(evidence: Evidence) -> bool:
     fatal, shutdown = evidence.fatal_age, evidence.shutdown_age
     return fatal is not None and shutdown is not None and fatal - shutdown > SHUTDOWN_LAG_SECONDS
+
+
+def exited(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """The first process is gone without a word: a failure before ready, an end after (we see no exit code).
+
+    Together with its container, unit, job step or session it was ended by whoever ended that.
+    """
+    if evidence.root_gone_age is None:
+        return None
+    if evidence.fatal_age is None and (_may_have_been_done(evidence) or evidence.scope_alive is False):
+        return Finding("gone")
+    if evidence.scope_alive and evidence.root_gone_age < SCOPE_GRACE_SECONDS:
+        return None
+    return Finding("failed", "exited", first_dead(evidence))
+
+
+# --- serving -----------------------------------------------------------------------------------------------
+
+
+def health_timeout(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """The health endpoint gave no answer several times in a row, and nothing is served either."""
+    lasts = evidence.timeouts >= TIMEOUTS_IN_A_ROW and evidence.timeouts_age >= thresholds.serve_stall_after
+    if not evidence.ready or evidence.demand == 0 or not lasts:
+        return None
+    if evidence.tokens_age < thresholds.serve_stall_after:
+        return None
+    return _serving_stall("health_timeout", evidence, thresholds, _at_rest(evidence))
+
+
+def no_tokens(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """Work is owed, and no token and no finished request comes."""
+    if not evidence.ready or not evidence.demand or evidence.unserved_age is None:
+        return None
+    if evidence.unserved_age < thresholds.serve_stall_after or "tokens" not in _readable(evidence):
+        return None
+    return _serving_stall("no_tokens", evidence, thresholds, evidence.tokens_counted and _at_rest(evidence))
+
+
+def _serving_stall(reason: str, evidence: Evidence, thresholds: Thresholds, at_rest: bool) -> Finding:
+    held = _held(evidence)
+    if evidence.paused or held:
+        return Finding("suspect", "paused" if evidence.paused else held, _traced_rank(evidence))
+    return Finding("stalled" if at_rest else "suspect", reason, awaited_rank(evidence, thresholds.window))
+
+
+def _at_rest(evidence: Evidence) -> bool:
+    """Its GPUs do no work; where that is not known: every rank and engine is flat on CPU."""
+    return evidence.is_flat("cpu") if evidence.cards_rest is None else evidence.cards_rest
+
+
+def _readable(evidence: Evidence) -> set[str]:
+    return {channel.channel for channel in evidence.channels if channel.state in ("moving", "flat")}
+
+
+def is_ready(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """Ready: working while work is owed, else idle whatever threads and log do."""
+    if not evidence.ready:
+        return None
+    if evidence.demand is None:
+        return Finding("idle", "no_evidence")
+    return Finding("working" if evidence.demand > 0 else "idle")
+
+
+# --- from absence ------------------------------------------------------------------------------------------
+
+
+def stopped(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """State T on a rank or engine for one window, nothing else moving.  Of a ready server: while work is owed."""
+    if evidence.frozen or (evidence.ready and (evidence.unserved_age or 0.0) < thresholds.window):
+        return None
+    halted = [r for r in evidence.ranks if _lasts(r.stopped_age, thresholds.window) and not r.traced]
+    if not halted or not _nothing_moves(evidence, thresholds.window):
+        return None
+    named = halted[0].rank if len(halted) == 1 and evidence.rank_count > 1 else None
+    return Finding("stalled", "stopped", named or awaited_rank(evidence, thresholds.window))
+
+
+def _lasts(age: float | None, seconds: float) -> bool:
+    return age is not None and age >= seconds
 
 
 def _nothing_moves(evidence: Evidence, seconds: float) -> bool:
@@ -114,31 +223,9 @@ def can_conclude(evidence: Evidence, seconds: float) -> bool:
     return evidence.log == "readable" or (evidence.gpu_readable and evidence.progress_age >= 2 * seconds)
 
 
-def exited(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """The first process is gone without a word: a failure before ready, an end after (we see no exit code)."""
-    if evidence.root_gone_age is None:
-        return None
-    if evidence.fatal_age is None and _may_have_been_done(evidence):
-        return Finding("gone")
-    return Finding("failed", "exited", first_dead(evidence))
-
-
-def is_ready(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """Ready: working while work is owed, else idle whatever threads and log do."""
-    if not evidence.ready:
-        return None
-    if evidence.demand is None:
-        return Finding("idle", "no_evidence")
-    return Finding("working" if evidence.demand > 0 else "idle")
-
-
-def stopped(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """State T on a rank or engine for one window, nothing else moving."""
-    halted = [r for r in evidence.ranks if r.stopped_age is not None and r.stopped_age >= thresholds.window]
-    if not halted or not _nothing_moves(evidence, thresholds.window):
-        return None
-    named = halted[0].rank if len(halted) == 1 and not evidence.has_one_rank else None
-    return Finding("stalled", "stopped", named or awaited_rank(evidence, thresholds))
+def stall_after(evidence: Evidence, thresholds: Thresholds) -> float:
+    """Silence that is a stall: longer in a phase whose counter takes long steps."""
+    return max(thresholds.stall_after, evidence.stretch)
 
 
 def progresses(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
@@ -149,14 +236,31 @@ def progresses(evidence: Evidence, thresholds: Thresholds, previous: Verdict | N
 
 
 def quiet(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    return Finding("quiet") if evidence.progress_age < thresholds.stall_after else None
+    return Finding("quiet") if evidence.progress_age < stall_after(evidence, thresholds) else None
 
 
 def cannot_tell(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """Too little is readable, or was watched for too short, to conclude anything from silence."""
-    if can_conclude(evidence, thresholds.stall_after):
+    if can_conclude(evidence, stall_after(evidence, thresholds)):
         return None
     return Finding("unknown", "no_evidence" if evidence.storage_readable else "unreadable")
+
+
+def held_by_somebody(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """A frozen cgroup, a debugger: somebody's wish, at most suspect."""
+    held = _held(evidence)
+    return Finding("suspect", held, _traced_rank(evidence)) if held else None
+
+
+def _held(evidence: Evidence) -> str:
+    if evidence.frozen:
+        return "frozen"
+    return "traced" if any(rank.traced for rank in evidence.ranks) else ""
+
+
+def _traced_rank(evidence: Evidence) -> str | None:
+    traced = [rank.rank for rank in evidence.ranks if rank.traced and not rank.is_engine]
+    return traced[0] if len(traced) == 1 and evidence.rank_count > 1 else None
 
 
 def busy(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
@@ -164,104 +268,78 @@ def busy(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -
     moving = evidence.ambiguous_moving
     if not moving:
         return None
-    return Finding("suspect", "busy_spin" if "cpu" in moving else "none", awaited_rank(evidence, thresholds))
+    return Finding("suspect", "busy_spin" if "cpu" in moving else "none", awaited_rank(evidence, thresholds.window))
+
+
+def stale_lock(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """It waits for a lock that nobody can hold."""
+    if not evidence.stale_lock:
+        return None
+    return Finding("stalled", "stale_lock", awaited_rank(evidence, thresholds.window))
+
+
+def lock_wait(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """It waits for a lock that somebody may hold: at most suspect."""
+    return Finding("suspect", "lock_wait", awaited_rank(evidence, thresholds.window)) if evidence.held_lock else None
 
 
 def waiting_remote(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """One node of several stands still: the cause may be on another.  Only a rule over the group pages."""
-    return Finding("suspect", "waiting_remote", awaited_rank(evidence, thresholds)) if evidence.nnodes > 1 else None
+    if evidence.nnodes <= 1:
+        return None
+    return Finding("suspect", "waiting_remote", awaited_rank(evidence, thresholds.window))
 
 
 def open_autotune(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """Silent, near-idle autotunes of hours exist: at most suspect."""
     if not evidence.autotune_open:
         return None
-    return Finding("suspect", _quiet_reason(evidence, thresholds), awaited_rank(evidence, thresholds))
+    rank = awaited_rank(evidence, thresholds.window)
+    return Finding("suspect", _reason_of_silence(evidence, thresholds, rank), rank)
 
 
 def still(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """Nothing moves, and enough is readable to say so."""
-    return Finding("stalled", _quiet_reason(evidence, thresholds), awaited_rank(evidence, thresholds))
+    rank = awaited_rank(evidence, thresholds.window)
+    return Finding("stalled", _reason_of_silence(evidence, thresholds, rank), rank)
 
 
 CHECKS: tuple[Check, ...] = (
     never_came,
     stays_failed,
     ended_orderly,
+    out_of_memory,
     engine_ended,
     rank_dead,
     fatal_log,
     exited,
-    is_ready,
     stopped,
+    health_timeout,
+    no_tokens,
+    is_ready,
     progresses,
     quiet,
     cannot_tell,
+    held_by_somebody,
     busy,
+    stale_lock,
+    lock_wait,
     waiting_remote,
     open_autotune,
     still,
 )
 
 
-def _quiet_reason(evidence: Evidence, thresholds: Thresholds) -> str:
-    if any(r.disk_age is not None and r.disk_age >= thresholds.window for r in evidence.ranks):
+def _reason_of_silence(evidence: Evidence, thresholds: Thresholds, rank: str | None) -> str:
+    """Why nothing moves, the surest explanation first; `none` when the threads cannot be read either."""
+    if any(_lasts(each.disk_age, thresholds.window) for each in evidence.ranks):
         return "blocked_io"
-    asleep = evidence.threads_readable and not any("running" in (rank.waits or ()) for rank in evidence.ranks)
-    return "idle_wait" if asleep else "none"
+    if evidence.missing:
+        return "rank_missing"
+    if evidence.port_foreign and rank is None and evidence.role == "server":
+        return "port_taken"
+    return "idle_wait" if evidence.threads_readable and not _any_running(evidence.ranks) else "none"
 
 
-def first_dead(evidence: Evidence) -> str | None:
-    """The rank seen dead first; None when several went at once, or when there is only one."""
-    if not evidence.deaths or evidence.has_one_rank:
-        return None
-    oldest = max(age for age, _ in evidence.deaths)
-    first = [rank for age, rank in evidence.deaths if age >= oldest - 1e-6]
-    return first[0] if len(first) == 1 else None
-
-
-def awaited_rank(evidence: Evidence, thresholds: Thresholds) -> str | None:
-    """See docs/VERDICTS.md, "The rank the others wait for"; None when nothing singles one out."""
-    ranks = [rank for rank in evidence.ranks if not rank.is_engine]
-    if len(ranks) < 2:
-        return None
-    if dead := [rank.rank for rank in ranks if rank.alive is False]:
-        return first_dead(evidence) if len(dead) > 1 else dead[0]
-    fewest = min(rank.markers for rank in ranks)
-    behind = [rank.rank for rank in ranks if rank.markers == fewest]
-    if len(behind) == 1:
-        return behind[0]
-    return _other_wait(ranks, behind) or _oldest_progress(ranks, behind, thresholds.window)
-
-
-def _other_wait(ranks: list[RankEvidence], behind: list[str]) -> str | None:
-    """The one whose main thread waits in something else than all the others; then the one with another set."""
-    mains = {r.rank: frozenset((r.main_wait,)) for r in ranks if r.main_wait is not None}
-    sets = {r.rank: r.waits for r in ranks if r.waits is not None}
-    for classes in (mains, sets):
-        name = _odd_one(classes) if len(classes) == len(ranks) else None
-        if name in behind:
-            return name
-    return None
-
-
-def _odd_one(classes: Mapping[str, frozenset[str | None]]) -> str | None:
-    """The single rank that is in a culprit's class in which none of the others is."""
-    for culprit in CULPRIT_WAITS:
-        inside = {rank: own & culprit for rank, own in classes.items() if own & culprit}
-        odd = [rank for rank, own in inside.items() if own - _shared(inside, rank)]
-        if odd:
-            return odd[0] if len(odd) == 1 else None
-    return None
-
-
-def _shared(inside: Mapping[str, frozenset[str | None]], rank: str) -> frozenset[str | None]:
-    return frozenset().union(*(theirs for other, theirs in inside.items() if other != rank))
-
-
-def _oldest_progress(ranks: list[RankEvidence], behind: list[str], window: float) -> str | None:
-    """The one whose progress is older than everybody else's by more than one window."""
-    known = sorted((r.progress_age, r.rank) for r in ranks if r.progress_age is not None)
-    if len(known) < len(ranks) or known[-1][0] - known[-2][0] <= window:
-        return None
-    return known[-1][1] if known[-1][1] in behind else None
+def _any_running(ranks: tuple[RankEvidence, ...]) -> bool:
+    return any("running" in (rank.waits or ()) for rank in ranks)

@@ -1,18 +1,21 @@
 """From a server's timeline to Evidence: a few numbers, as of one moment.  Pure.
 
-Everything too old is None or `unreadable`: a verdict never rests on a stale number.
+Everything too old is None: a verdict never rests on a stale number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .. import signals
-from ..model import AMBIGUOUS_CHANNELS, CHANNELS, STRONG_CHANNELS, ChannelState, Signal
+from ..config import Thresholds
+from ..model import AMBIGUOUS_CHANNELS, CHANNELS, STRONG_CHANNELS, ChannelState, Server, Signal
 from ..server_timeline import ServerTimeline
 from ..tracks import Track
+from .channels import TOKENS, Sight, any_fresh, channel_of, sight_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class RankEvidence:
     progress_age: float | None = None
     stopped_age: float | None = None
     disk_age: float | None = None
+    traced: bool = False  # a debugger is attached
     is_engine: bool = False
 
 
@@ -41,6 +45,7 @@ class Evidence:
     phase: str = "spawned"
     phase_age: float = 0.0
     progress_age: float = 0.0  # silence of all strong channels that was watched; see observed_progress_age
+    stretch: float = 0.0  # silence shorter than this is the usual step of a slow counter
     channels: tuple[ChannelState, ...] = ()
     storage_readable: bool = True
     watched_age: float = math.inf  # since when storage is watched on every live rank
@@ -50,13 +55,29 @@ class Evidence:
     log_reason: str | None = None
     autotune_open: bool = False
     root_gone_age: float | None = None
+    scope_alive: bool | None = None  # its container, unit, job step or session; None: in none, or not known
+    stopping: bool = False  # somebody stops its unit or container
     shutdown_age: float | None = None
     deaths: tuple[tuple[float, str], ...] = ()  # (age, rank), oldest first
+    oom_age: float | None = None  # since the kernel last killed a process of the node for memory
     live_ranks: int = 0
+    missing: int = 0  # ranks this node expects and that never came
+    missing_ranks: tuple[str, ...] = ()  # their names, where they are known
     fatal_age: float | None = None
     ranks: tuple[RankEvidence, ...] = ()
-    demand: float | None = None  # requests running and waiting; None = unknown
     threads_readable: bool = True
+    frozen: bool = False
+    stale_lock: bool = False  # it waits for a lock that nobody can hold
+    held_lock: bool = False  # it waits for a lock that somebody may hold
+    port_foreign: bool = False
+    demand: float | None = None  # requests running and waiting; None = unknown
+    unserved_age: float | None = None  # work is owed, and no token or finished request came for so long
+    tokens_age: float = math.inf  # since the last token or finished request
+    tokens_counted: bool = False  # the server's own counters say so, not only its stats lines
+    paused: bool = False  # sleep mode
+    timeouts: int = 0  # of the health endpoint, in a row
+    timeouts_age: float = 0.0  # since the first of them
+    cards_rest: bool | None = None  # its GPUs do no work; None: not known
 
     def moving(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(c.channel for c in self.channels if c.channel in names and c.state == "moving")
@@ -66,46 +87,75 @@ class Evidence:
         return self.moving(AMBIGUOUS_CHANNELS)
 
     @property
-    def shutdown(self) -> bool:
-        """Whether the server said that it ends."""
-        return self.shutdown_age is not None
+    def strong_moving(self) -> tuple[str, ...]:
+        return self.moving(STRONG_CHANNELS)
+
+    def is_flat(self, channel: str) -> bool:
+        """Readable, and not moving."""
+        return any(c.channel == channel and c.state == "flat" for c in self.channels)
 
     @property
-    def has_one_rank(self) -> bool:
-        return sum(1 for rank in self.ranks if not rank.is_engine) <= 1
+    def ends_orderly(self) -> bool:
+        """The server said that it ends, or somebody stops its unit or container."""
+        return self.shutdown_age is not None or self.stopping
+
+    @property
+    def rank_count(self) -> int:
+        """Ranks that came or should have come."""
+        return self.missing + sum(1 for rank in self.ranks if not rank.is_engine)
 
 
-def gather(timeline: ServerTimeline, now: float, window: float, progress_age: float | None = None) -> Evidence:
+def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progress_age: float | None = None) -> Evidence:
     """Evidence of one server at `now`.  `progress_age` replaces the observed one (`check`, dated evidence)."""
-    startup, server = timeline.startup, timeline.server
-    storage, reason = _storage(timeline, now)
-    log = _log(timeline, now)
-    ready = timeline.was_ready or _is_ready(timeline, now, window, log)
-    starts = timeline.track(signals.SERVER_STARTS, timeline.name)
-    ranks = tuple(_rank(timeline, name, now, window) for name in timeline.watched_names)
+    startup, server, window = timeline.startup, timeline.server, thresholds.window
+    sight = sight_of(timeline, now, window)
+    ready = timeline.was_ready or _is_ready(timeline, sight)
+    ranks = tuple(_rank(timeline, name, now) for name in timeline.watched_names)
+    missing, missing_names = _missing(timeline)
+    locks = _locks(timeline, now)
+    tokens_at, owed = timeline.moves.get("tokens"), timeline.owed_since
+    channels = tuple(channel_of(timeline, name, sight, ready) for name in CHANNELS)
     return Evidence(
         role=server.role if server else "server",
         nnodes=server.nnodes if server else 1,
-        known=starts is None or starts.value != 0,
+        known=_value(timeline, now, signals.SERVER_STARTS, fresh=False) != 0,
         ready=ready,
         phase="ready" if ready and startup.phase != "stopped" else startup.phase,
         phase_age=now - max(startup.phase_since, timeline.anchor),
-        progress_age=observed_progress_age(timeline, now) if progress_age is None else progress_age,
-        channels=tuple(_channel(timeline, name, now, window, ready, log, storage) for name in CHANNELS),
-        storage_readable=storage,
-        watched_age=_watched_age(timeline, now) if progress_age is None else math.inf,
-        log=log,
-        unreadable_reason=reason,
-        log_reason=_log_reason(timeline),
+        progress_age=observed_progress_age(timeline, sight) if progress_age is None else progress_age,
+        stretch=timeline.stretch(thresholds.stall_after),
+        channels=channels,
+        storage_readable=sight.storage,
+        watched_age=sight.watched_age if progress_age is None else math.inf,
+        log=sight.log,
+        gpu_readable=any(c.channel in ("gpu_memory", "gpu_power") and c.state in ("moving", "flat") for c in channels),
+        unreadable_reason=sight.storage_reason,
+        log_reason=sight.log_reason,
         autotune_open=bool(startup.open_autotunes),
         root_gone_age=_age(now, timeline.root_gone_at),
+        scope_alive=_is_one(_value(timeline, now, signals.SERVER_SCOPE_ALIVE, fresh=False)),
+        stopping=_value(timeline, now, signals.SERVER_STOPPING, fresh=False) == 1,
         shutdown_age=_age(now, startup.shutdown_at),
         deaths=tuple((now - at, rank) for at, rank in timeline.deaths),
+        oom_age=_age(now, timeline.oom_killed_at),
         live_ranks=sum(1 for rank in ranks if rank.alive and not rank.is_engine),
+        missing=missing,
+        missing_ranks=missing_names,
         fatal_age=_age(now, startup.fatal_at),
         ranks=ranks,
-        demand=_demand(timeline, now),
-        threads_readable=_threads_readable(timeline, now),
+        threads_readable=_threads_readable(timeline, sight),
+        frozen=_value(timeline, now, signals.SERVER_FROZEN) == 1,
+        stale_lock=True in locks,
+        held_lock=False in locks,
+        port_foreign=any(t.is_readable(now) and t.value for t in timeline.of(signals.PORT_FOREIGN).values()),
+        demand=timeline.demand(now),
+        unserved_age=None if owed is None else now - max(owed, owed if tokens_at is None else tokens_at),
+        tokens_age=math.inf if tokens_at is None else now - tokens_at,
+        tokens_counted=any_fresh(timeline, now, *TOKENS),
+        paused=_value(timeline, now, signals.SERVER_PAUSED) == 1,
+        timeouts=timeline.timeouts.in_a_row,
+        timeouts_age=_age(now, timeline.timeouts.since) or 0.0,
+        cards_rest=timeline.cards.at_rest(timeline.name, now) if timeline.cards else None,
     )
 
 
@@ -113,20 +163,24 @@ def _age(now: float, at: float | None) -> float | None:
     return None if at is None else now - at
 
 
-def _is_ready(timeline: ServerTimeline, now: float, window: float, log: str) -> bool:
-    return (
-        timeline.startup.ready_at is not None
-        or _healthy(timeline, now, log)
-        or _worked_then_flat(timeline, now, window, log)
-    )
+def _value(timeline: ServerTimeline, now: float, signal: Signal, fresh: bool = True) -> float | None:
+    """The value of a signal that has no label but the server; None when it cannot be read."""
+    track = timeline.track(signal, timeline.name)
+    return track.value if track is not None and (not fresh or track.is_fresh(now)) else None
+
+
+def _is_one(value: float | None) -> bool | None:
+    return None if value is None else value == 1
+
+
+# --- silence -----------------------------------------------------------------------------------------------
 
 
 def last_strong_move(timeline: ServerTimeline) -> float | None:
-    moves = [at for channel, at in timeline.moves.items() if channel in STRONG_CHANNELS]
-    return max(moves, default=None)
+    return max((at for channel, at in timeline.moves.items() if channel in STRONG_CHANNELS), default=None)
 
 
-def observed_progress_age(timeline: ServerTimeline, now: float) -> float:
+def observed_progress_age(timeline: ServerTimeline, sight: Sight) -> float:
     """Seconds of silence of all strong channels, never more than we have watched.
 
     While storage and log are read the silence ends with the last look at them: what moved since then is not
@@ -134,141 +188,51 @@ def observed_progress_age(timeline: ServerTimeline, now: float) -> float:
     """
     last = last_strong_move(timeline)
     begin = timeline.anchor if last is None else max(timeline.anchor, last)
-    looks = [
-        track.read_at for track in _decisive(timeline, now) if track.is_readable(now) and track.read_at is not None
-    ]
-    return max(0.0, min([now, *looks]) - begin) if looks else now - begin
+    end = sight.now if sight.oldest_look is None else min(sight.now, sight.oldest_look)
+    return max(0.0, end - begin)
 
 
-def _decisive(timeline: ServerTimeline, now: float) -> list[Track]:
-    """The tracks without which nothing is concluded from silence."""
-    storage = [
-        timeline.track(signal, timeline.name, label)
-        for label in _live_labels(timeline, now)
-        for signal in _STORAGE_SIGNALS
-    ]
-    logs = list(timeline.of(signals.LOG_BYTES).values())
-    return [track for track in (*storage, *logs) if track is not None]
+# --- ready -------------------------------------------------------------------------------------------------
 
 
-def _watched_age(timeline: ServerTimeline, now: float) -> float:
-    """Seconds since which the storage of every live rank is watched; inf while there is nothing to watch."""
-    since = [
-        track.known_since
-        for label in _live_labels(timeline, now)
-        for signal in _STORAGE_SIGNALS
-        if (track := timeline.track(signal, timeline.name, label)) is not None and track.known_since is not None
-    ]
-    return now - max(since) if since else math.inf
+def _is_ready(timeline: ServerTimeline, sight: Sight) -> bool:
+    return timeline.startup.ready_at is not None or _healthy(timeline, sight) or _worked_then_flat(timeline, sight)
 
 
-_STORAGE_SIGNALS = (signals.STORAGE_READ, signals.READ_BYTES)
-
-
-def _fresh(timeline: ServerTimeline, now: float, signal: Signal, *labels: str) -> bool:
-    track = timeline.track(signal, timeline.name, *labels)
-    return track is not None and track.is_readable(now)
-
-
-def _live_labels(timeline: ServerTimeline, now: float) -> list[str]:
-    """Labels of the live ranks; of every process of the server while there is no rank."""
-    ranks = [name for name in timeline.rank_names if timeline.is_alive(name)]
-    if ranks:
-        return ranks
-    return sorted({labels[1] for labels, track in timeline.of(signals.CPU_SECONDS).items() if track.is_fresh(now)})
-
-
-def _storage(timeline: ServerTimeline, now: float) -> tuple[bool, str | None]:
-    """Whether storage can be read on every live rank, and why not."""
-    labels = _live_labels(timeline, now)
-    for label in labels:
-        for signal in _STORAGE_SIGNALS:
-            if not _fresh(timeline, now, signal, label):
-                track = timeline.track(signal, timeline.name, label)
-                return False, track.reason if track else None
-    return bool(labels), None
-
-
-def _log(timeline: ServerTimeline, now: float) -> str:
-    tracks = list(timeline.of(signals.LOG_BYTES).values())
-    if any(track.is_readable(now) for track in tracks):
-        return "readable"
-    return "unreadable" if tracks else "absent"
-
-
-def _log_reason(timeline: ServerTimeline) -> str | None:
-    """Why a log cannot be read; None when all can, or none was looked at."""
-    tracks = list(timeline.of(signals.LOG_BYTES).values())
-    return min((track.reason for track in tracks if track.reason is not None), default=None)
-
-
-def _healthy(timeline: ServerTimeline, now: float, log: str) -> bool:
+def _healthy(timeline: ServerTimeline, sight: Sight) -> bool:
     """A health 200 makes ready; the list of models does so only where no log can tell better."""
     for endpoint in ("health", "models"):
         track = timeline.track(signals.HEALTH_STATUS, timeline.name, endpoint)
-        if track and track.value == 200 and track.is_fresh(now) and (endpoint == "health" or log != "readable"):
+        speaks = endpoint == "health" or sight.log != "readable"
+        if speaks and track and track.value == 200 and track.is_fresh(sight.now):
             return True
     return False
 
 
-def _worked_then_flat(timeline: ServerTimeline, now: float, window: float, log: str) -> bool:
+def _worked_then_flat(timeline: ServerTimeline, sight: Sight) -> bool:
     """An embedded engine without a log is ready when a rank has worked and memory is flat."""
     server = timeline.server
-    if server is None or server.role != "embedded" or log != "absent":
+    if server is None or server.role != "embedded" or sight.log != "absent":
         return False
     memory, cpu = timeline.moves.get("memory"), timeline.moves.get("cpu")
-    return memory is not None and cpu is not None and now - memory > window
+    return memory is not None and cpu is not None and sight.now - memory > sight.window
 
 
-def _channel(
-    timeline: ServerTimeline, name: str, now: float, window: float, ready: bool, log: str, storage: bool
-) -> ChannelState:
-    readable = _CHANNEL_READABLE[name](timeline, now, ready, log, storage)
-    if readable is None:
-        return ChannelState(name, "absent", None)
-    last = timeline.moves.get(name)
-    age = None if last is None else max(0.0, now - last)
-    if not readable:
-        return ChannelState(name, "unreadable", None)
-    return ChannelState(name, "moving" if age is not None and age <= window else "flat", age)
+# --- ranks -------------------------------------------------------------------------------------------------
 
 
-def _any_fresh(timeline: ServerTimeline, now: float, signal: Signal) -> bool:
-    return any(track.is_readable(now) for track in timeline.of(signal).values())
-
-
-def _never(timeline: ServerTimeline, now: float, ready: bool, log: str, storage: bool) -> bool | None:
-    return None
-
-
-_CHANNEL_READABLE: Mapping[str, Callable[[ServerTimeline, float, bool, str, bool], bool | None]] = {
-    "log": lambda t, now, ready, log, storage: None if log == "absent" else log == "readable",
-    "storage": lambda t, now, ready, log, storage: storage,
-    "memory": lambda t, now, ready, log, storage: _any_fresh(t, now, signals.PAGE_FAULTS),
-    "children": lambda t, now, ready, log, storage: _any_fresh(t, now, signals.CHILD_CPU),
-    "gpu_memory": _never,
-    "gpu_bus": _never,
-    "gpu_power": _never,
-    "tokens": lambda t, now, ready, log, storage: (
-        True if ready and _any_fresh(t, now, signals.GENERATED_TOKENS) else None
-    ),
-    "cpu": lambda t, now, ready, log, storage: _any_fresh(t, now, signals.CPU_SECONDS),
-    "gpu_utilization": _never,
-}
-"""True readable, False unreadable, None absent (does not apply)."""
-
-
-def _threads_readable(timeline: ServerTimeline, now: float) -> bool:
+def _threads_readable(timeline: ServerTimeline, sight: Sight) -> bool:
     """Whether the kernel tells what the threads of every live rank wait in."""
-    waits = [timeline.waits.get(label) for label in _live_labels(timeline, now)]
-    return bool(waits) and all(each is not None and each.is_fresh(now) and each.is_readable for each in waits)
+    waits = [timeline.waits.get(label) for label in sight.live]
+    return bool(waits) and all(each is not None and each.is_fresh(sight.now) and each.is_readable for each in waits)
 
 
-def _rank(timeline: ServerTimeline, name: str, now: float, window: float) -> RankEvidence:
+def _rank(timeline: ServerTimeline, name: str, now: float) -> RankEvidence:
     waits = timeline.waits.get(name)
     if waits is not None and not waits.is_fresh(now):
         waits = None
     progress_age = rank_progress_age(timeline, name, now)
+    traced = timeline.track(signals.RANK_TRACED, timeline.name, name)
     return RankEvidence(
         rank=name,
         alive=timeline.is_alive(name),
@@ -278,6 +242,7 @@ def _rank(timeline: ServerTimeline, name: str, now: float, window: float) -> Ran
         progress_age=now - timeline.anchor if progress_age is None else progress_age,
         stopped_age=_age(now, waits.stopped_since) if waits else None,
         disk_age=_age(now, waits.disk_since) if waits else None,
+        traced=traced is not None and traced.value == 1 and traced.is_fresh(now),
         is_engine=name.startswith("engine"),
     )
 
@@ -290,10 +255,46 @@ def rank_progress_age(timeline: ServerTimeline, rank: str, now: float) -> float 
     return max(0.0, now - max(known)) if known else None
 
 
-def _demand(timeline: ServerTimeline, now: float) -> float | None:
-    total = None
-    for signal in (signals.REQUESTS_RUNNING, signals.REQUESTS_WAITING):
-        track = timeline.track(signal, timeline.name)
-        if track is not None and track.is_readable(now) and track.value is not None:
-            total = (total or 0.0) + track.value
-    return total
+def _missing(timeline: ServerTimeline) -> tuple[int, tuple[str, ...]]:
+    """How many ranks of this node never came, and their names where they are known.
+
+    Nothing is missed before the first rank came, nor while a process has not said yet which rank it is.
+    """
+    server, seen = timeline.server, timeline.rank_names
+    if server is None or server.role == "embedded" or not seen:
+        return 0, ()
+    if server.expected_ranks:
+        names = tuple(name for name in server.expected_ranks if name not in seen)
+        return len(names), names
+    missing = server.ranks_expected - len(seen)
+    if missing <= 0 or any(process.rank == "worker" for process in server.processes):
+        return 0, ()
+    return missing, _gaps(server, seen)
+
+
+def _gaps(server: Server, seen: list[str]) -> tuple[str, ...]:
+    """Which of `TP0`, `TP1` … are missing; empty where the ranks have other names."""
+    if not all(re.fullmatch(r"TP\d+", name) for name in seen):
+        return ()
+    first = server.node_rank * server.ranks_expected
+    expected = [f"TP{number}" for number in range(first, first + server.ranks_expected)]
+    return tuple(name for name in expected if name not in seen) if set(seen) <= set(expected) else ()
+
+
+# --- locks -------------------------------------------------------------------------------------------------
+
+
+def _locks(timeline: ServerTimeline, now: float) -> list[bool]:
+    """Per lock the server may wait for: whether nobody can hold it."""
+    return [
+        _is_stale(track, timeline.track(signals.LOCK_HELD, *labels), now, timeline.anchor)
+        for labels, track in timeline.of(signals.LOCK_AGE).items()
+        if track.is_readable(now)
+    ]
+
+
+def _is_stale(age: Track, held: Track | None, now: float, anchor: float) -> bool:
+    """Said to be unheld; where nothing is said of that: older than the server as we know it."""
+    if held is None:
+        return age.value is not None and age.value > now - anchor
+    return held.value == 0 and held.is_fresh(now)

@@ -1,0 +1,119 @@
+"""What of a server can be read at a moment, and how its channels are.  Pure.
+
+Everything too old is unreadable: a verdict never rests on a stale number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from .. import signals
+from ..model import ChannelState, Signal
+from ..server_timeline import ServerTimeline
+from ..tracks import Track
+
+_STORAGE_SIGNALS = (signals.STORAGE_READ, signals.READ_BYTES)
+TOKENS = (signals.GENERATED_TOKENS, signals.PROMPT_TOKENS, signals.FINISHED_REQUESTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What of one server can be read at `now`, on the clock of the timeline."""
+
+    now: float
+    window: float
+    live: tuple[str, ...]  # labels of the live ranks; of every process while there is no rank
+    storage: bool
+    storage_reason: str | None
+    watched_age: float  # since when storage is watched on all of them; inf while there is nothing to watch
+    oldest_look: float | None  # the last look at the storage or log that was looked at longest ago
+    log: str  # readable unreadable absent
+    log_reason: str | None
+
+
+def sight_of(timeline: ServerTimeline, now: float, window: float) -> Sight:
+    live = _live_labels(timeline, now)
+    tracks = [(timeline.track(signal, timeline.name, label)) for label in live for signal in _STORAGE_SIGNALS]
+    unreadable = next((track for track in tracks if track is None or not track.is_readable(now)), _ALL_READABLE)
+    since = [track.known_since for track in tracks if track is not None and track.known_since is not None]
+    logs = timeline.of(signals.LOG_BYTES).values()
+    looks = [
+        track.read_at
+        for track in (*tracks, *logs)
+        if track is not None and track.read_at is not None and track.is_readable(now)
+    ]
+    return Sight(
+        now=now,
+        window=window,
+        live=live,
+        storage=bool(live) and unreadable is _ALL_READABLE,
+        storage_reason=unreadable.reason if unreadable is not None else None,
+        watched_age=now - max(since) if since else math.inf,
+        oldest_look=min(looks, default=None),
+        log=_readability(logs, now),
+        log_reason=min((track.reason for track in logs if track.reason is not None), default=None),
+    )
+
+
+_ALL_READABLE = Track()
+
+
+def _live_labels(timeline: ServerTimeline, now: float) -> tuple[str, ...]:
+    ranks = tuple(name for name in timeline.rank_names if timeline.is_alive(name))
+    if ranks:
+        return ranks
+    fresh = {labels[1] for labels, track in timeline.of(signals.CPU_SECONDS).items() if track.is_fresh(now)}
+    return tuple(sorted(fresh))
+
+
+def _readability(tracks: Iterable[Track], now: float) -> str:
+    if any(track.is_readable(now) for track in tracks):
+        return "readable"
+    return "unreadable" if tracks else "absent"
+
+
+def any_fresh(timeline: ServerTimeline, now: float, *wanted: Signal) -> bool:
+    """Whether a series of one of these signals can be read."""
+    return any(track.is_readable(now) for signal in wanted for track in timeline.of(signal).values())
+
+
+def channel_of(timeline: ServerTimeline, name: str, sight: Sight, ready: bool) -> ChannelState:
+    readable = _CHANNEL_READABLE[name](timeline, sight, ready)
+    if readable is None:
+        return ChannelState(name, "absent", None)
+    if not readable:
+        return ChannelState(name, "unreadable", None)
+    last = timeline.moves.get(name)
+    age = None if last is None else max(0.0, sight.now - last)
+    return ChannelState(name, "moving" if age is not None and age <= sight.window else "flat", age)
+
+
+def _cards(channel: str) -> Callable[[ServerTimeline, Sight, bool], bool | None]:
+    def readable(timeline: ServerTimeline, sight: Sight, ready: bool) -> bool | None:
+        return None if timeline.cards is None else timeline.cards.channel(timeline.name, channel, sight.now)
+
+    return readable
+
+
+def _tokens(timeline: ServerTimeline, sight: Sight, ready: bool) -> bool | None:
+    if not ready:
+        return None
+    by_stats = timeline.stats.says_speed and timeline.stats.is_fresh(sight.now)
+    return True if by_stats or any_fresh(timeline, sight.now, *TOKENS) else None
+
+
+_CHANNEL_READABLE: Mapping[str, Callable[[ServerTimeline, Sight, bool], bool | None]] = {
+    "log": lambda timeline, sight, ready: None if sight.log == "absent" else sight.log == "readable",
+    "storage": lambda timeline, sight, ready: sight.storage,
+    "memory": lambda timeline, sight, ready: any_fresh(timeline, sight.now, signals.PAGE_FAULTS),
+    "children": lambda timeline, sight, ready: any_fresh(timeline, sight.now, signals.CHILD_CPU),
+    "gpu_memory": _cards("gpu_memory"),
+    "gpu_bus": _cards("gpu_bus"),
+    "gpu_power": _cards("gpu_power"),
+    "tokens": _tokens,
+    "cpu": lambda timeline, sight, ready: any_fresh(timeline, sight.now, signals.CPU_SECONDS),
+    "gpu_utilization": _cards("gpu_utilization"),
+}
+"""True readable, False unreadable, None absent (does not apply)."""
