@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from .daemon import Daemon
 from .frameworks import load_frameworks
 from .presentation import document, exit_code, text
 from .printable import printable
+from .stacks import Tools, add_stacks, find_py_spy
 from .strict_yaml import InputError
 
 ANSWER_SECONDS = 3.0
@@ -37,8 +39,13 @@ _RANK_KEYS = frozenset(("rank", "pid", "phase", "load_progress", "alive", "wait"
 _CHANNEL_KEYS = frozenset(("channel", "state", "age_seconds"))
 
 
-def check(settings: Settings, url: str, seconds: float, server: str | None, output: str) -> int:
-    """Print the document or the text; exit code 1 stalled or failed, 3 nothing to judge, else 0."""
+def check(
+    settings: Settings, url: str, seconds: float, server: str | None, output: str, with_stacks: bool = False
+) -> int:
+    """Print the document or the text; exit code 1 stalled or failed, 3 nothing to judge, else 0.
+
+    `with_stacks`: and the stacks of the ranks of servers that stand still.
+    """
     config = read_config(settings, load_frameworks())  # a wrong file is said even when it is not needed
     found = fetch(url)
     if found is None:
@@ -49,6 +56,8 @@ def check(settings: Settings, url: str, seconds: float, server: str | None, outp
         print(f"what the stallwatch serve at {url} says:", file=sys.stderr)
     if server is not None:
         found["servers"] = _only(server, found["servers"])
+    if with_stacks:
+        add_stacks(found["servers"], Tools(Path(settings.procfs), find_py_spy()))
     print(json.dumps(found, indent=1) if output == "json" else text(found), end="" if output == "text" else "\n")
     return exit_code(found)
 
@@ -69,7 +78,15 @@ def fetch(url: str) -> dict[str, Any] | None:
     asking = threading.Thread(target=lambda: found.append(_answer(connection, path)), daemon=True)
     asking.start()
     asking.join(ANSWER_SECONDS)
-    return found[0] if found and _is_document(found[0]) else None
+    return _without_stacks(found[0]) if found and _is_document(found[0]) else None
+
+
+def _without_stacks(found: dict[str, Any]) -> dict[str, Any]:
+    """The key `stacks` is ours to give: no `serve` sends it, and what somebody else put there is not shown."""
+    for server in found["servers"]:
+        for rank in server["ranks"]:
+            rank.pop("stacks", None)
+    return found
 
 
 def _answer(connection: http.client.HTTPConnection, path: str) -> Any:

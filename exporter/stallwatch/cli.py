@@ -191,6 +191,9 @@ def _add_check(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
     parser.add_argument("--server", metavar="NAME", help="only this server")
     parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=f"a running serve (default {DEFAULT_URL})")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output")
+    parser.add_argument(
+        "--stacks", action="store_true", help="and the stacks of the ranks of stalled and suspect servers"
+    )
 
 
 def _add_parse(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
@@ -234,7 +237,10 @@ def _settings(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
 def _run_check(arguments: argparse.Namespace) -> int:
     from .check import check
 
-    return check(_settings(arguments), arguments.url, arguments.seconds, arguments.server, arguments.format)
+    settings = _settings(arguments)
+    return check(
+        settings, arguments.url, arguments.seconds, arguments.server, arguments.format, with_stacks=arguments.stacks
+    )
 
 
 def _run_parse(arguments: argparse.Namespace) -> int:

@@ -7,11 +7,11 @@ Such a document comes from another process, so everything in it is treated as fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from .model import RankState, Report, ServerReport
+from .model import RankState, Report, Server, ServerReport
 from .printable import printable
 
 SCHEMA = 1
@@ -91,7 +91,7 @@ def server_document(report: ServerReport, now: float) -> dict[str, Any]:
         "ranks_alive": report.ranks_alive,
         "starts": report.starts,
         "startup_seconds": _number(report.startup_seconds),
-        "ranks": [_rank(rank) for rank in report.ranks],
+        "ranks": [_rank(rank, server) for rank in report.ranks],
         "channels": [
             {"channel": each.channel, "state": each.state, "age_seconds": _number(each.age_seconds)}
             for each in report.channels
@@ -100,10 +100,12 @@ def server_document(report: ServerReport, now: float) -> dict[str, Any]:
     }
 
 
-def _rank(rank: RankState) -> dict[str, Any]:
+def _rank(rank: RankState, server: Server) -> dict[str, Any]:
+    process = next((process.id for process in server.processes if process.id.pid == rank.pid), None)
     return {
         "rank": printable(rank.rank),
         "pid": rank.pid,
+        "start_ticks": process and process.start_ticks,
         "phase": rank.phase,
         "load_progress": _number(rank.load_progress),
         "alive": rank.alive,
@@ -183,10 +185,39 @@ def text(report: Document) -> str:
 
 def _server_lines(server: Document) -> list[str]:
     lines = [verdict_line(server), _about(server), _when(server)]
-    lines += _table(("rank", "pid", "gpu", "phase", "load", "alive", "last progress", "threads"), server["ranks"])
+    lines += _rank_lines(server["ranks"])
     lines += _table(("channel", "state", "last move"), server["channels"])
     lines += [f"  * {sentence}" for sentence in server.get("advice", ())]
     return [_shown(line.rstrip()) for line in lines]
+
+
+def _rank_lines(ranks: Sequence[Document]) -> list[str]:
+    """The table of ranks; below each rank its stacks, and below all of them why some are missing."""
+    table = _table(("rank", "pid", "gpu", "phase", "load", "alive", "last progress", "threads"), ranks)
+    lines = table[:1]
+    for rank, row in zip(ranks, table[1:], strict=True):
+        lines += [row, *_stack_lines(rank.get("stacks"))]
+    missing: dict[str, list[str]] = {}
+    for rank in ranks:
+        for problem in (rank.get("stacks") or {}).get("problems", ()):
+            missing.setdefault(problem, []).append(str(rank["rank"]))
+    return lines + [f"  {', '.join(names)}: {problem}" for problem, names in missing.items()]
+
+
+def _stack_lines(stacks: Document | None) -> list[str]:
+    """What `check --stacks` found of one rank, innermost frame first."""
+    lines = []
+    for kind, key in (("Python", "python"), ("kernel", "kernel")):
+        for stack in (stacks or {}).get(key, ()):
+            lines += [f"    {kind}, {_whose(stack)}:", *(f"      {frame}" for frame in stack["frames"])]
+    return lines
+
+
+def _whose(stack: Document) -> str:
+    """`thread 4711 (MainThread)`, `204 threads, 4712 and others (Thread-1)`."""
+    first, *others = stack["threads"]
+    name = f" ({stack['name']})" if stack["name"] else ""
+    return f"{len(others) + 1} threads, {first} and others{name}" if others else f"thread {first}{name}"
 
 
 def _about(server: Document) -> str:
