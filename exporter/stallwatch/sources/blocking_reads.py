@@ -13,7 +13,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,11 +60,15 @@ class CommandLines(Protocol):
     def close(self) -> None: ...
 
 
-def start_helper(proc: Path, popen: type[subprocess.Popen[bytes]] = subprocess.Popen) -> subprocess.Popen[bytes]:
-    """A helper that reads below `proc`, with nothing of our environment."""
-    program = str(Path(__file__).with_name("blocking_child.py"))
+_READER = (str(Path(__file__).with_name("blocking_child.py")),)
+
+
+def start_helper(
+    proc: Path, popen: type[subprocess.Popen[bytes]] = subprocess.Popen, program: Sequence[str] = _READER
+) -> subprocess.Popen[bytes]:
+    """A helper that reads below `proc`, with nothing of our environment; `program` is what Python is to run."""
     return popen(
-        [sys.executable, "-I", "-S", program, str(proc)],
+        [sys.executable, "-I", "-S", *program, str(proc)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -90,19 +94,24 @@ class BlockingReads:
 
     def command_line(self, process: ProcessId) -> CommandLine:
         """Read once, within the deadline; `reason` is timeout, permission, vanished or error otherwise."""
+        return from_answer(self.ask(f"{process.pid} {process.start_ticks}"))
+
+    def ask(self, request: str) -> Mapping[str, Any]:
+        """What the helper answers to one line, within the deadline; else only a `reason`, timeout or error."""
         self._abandoned = [child for child in self._abandoned if child.poll() is None]
         if len(self._abandoned) >= MOST_ABANDONED:
-            return CommandLine(reason="timeout")
+            return {"reason": "timeout"}
         try:
-            self._send(f"{process.pid} {process.start_ticks}\n".encode())
+            self._send(f"{request}\n".encode())
             line = self._receive(time.monotonic() + self._deadline)
         except (OSError, EOFError):
             self._give_up()
-            return CommandLine(reason="error")
+            return {"reason": "error"}
         if line is None:
             self._give_up()
-            return CommandLine(reason="timeout")
-        return from_answer(json.loads(line))
+            return {"reason": "timeout"}
+        answer: Mapping[str, Any] = json.loads(line)
+        return answer
 
     def rest(self) -> None:
         """End the helper until it is needed again."""
