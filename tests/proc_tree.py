@@ -58,6 +58,7 @@ class Spec:
     cgroup: str = "0::/\n"
     environ: Mapping[str, str] = field(default_factory=dict)
     inner_pid: int | None = None
+    tracer: int = 0
     tasks: Mapping[int, Thread] = field(default_factory=dict)
 
     @property
@@ -154,7 +155,8 @@ class ProcTree:
             "cgroup": spec.cgroup,
             "cmdline": "".join(word + "\0" for word in spec.argv),
             "environ": "".join(f"{name}={value}\0" for name, value in spec.environ.items()),
-            "status": f"Name:\t{spec.comm}\nNSpid:\t{spec.pid}\t{spec.inner_pid or spec.pid}\nThreads:\t1\n",
+            "status": f"Name:\t{spec.comm}\nNSpid:\t{spec.pid}\t{spec.inner_pid or spec.pid}\n"
+            f"TracerPid:\t{spec.tracer}\nThreads:\t1\n",
         }
         for name, text in files.items():
             _put(folder / name, text)

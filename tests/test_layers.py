@@ -36,6 +36,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.blocking_child": "",
     "sources.blocking_reads": "model",
     "sources.cgroups": "",
+    "sources.cgroup_state": "model sources.cgroups sources.procfs",
     "sources.connections": "model",
     "sources.discovery": "model frameworks",
     "sources.endpoints": "model signals config frameworks sources sources.connections sources.http_probe",
@@ -45,17 +46,19 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_tail": "model",
     "sources.logs": "model signals startup config frameworks sources sources.log_lines sources.log_places"
     " sources.log_tail",
-    "sources.members": "model descriptors signals config frameworks sources.cgroups sources.discovery"
-    " sources.process_table sources.procfs",
+    "sources.members": "model descriptors signals config frameworks sources.cgroups sources.cgroup_state"
+    " sources.discovery sources.process_table sources.procfs",
     "sources.node": "model signals sources sources.procfs",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
-    " sources.discovery sources.members sources.process_table sources.procfs sources.readings",
+    " sources.cgroup_state sources.discovery sources.members sources.process_table sources.procfs sources.readings"
+    " sources.unit_state",
     "sources.procfs": "model descriptors",
     "sources.readings": "model signals sources.members sources.procfs",
     "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
     "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",
+    "sources.unit_state": "sources.cgroups",
     "sources.wait_class": "model",
     # From readings to the Report.
     "tracks": "",

@@ -1,12 +1,13 @@
 """Which container, pod, unit or job a process belongs to, from the text of /proc/PID/cgroup.
 
 Every line is parsed; the segments are walked from the right, because the last id is the workload's and the ones
-before it are nodes inside nodes.
+before it are nodes inside nodes.  `scope_of` names the same place as a control group: what ends with it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _CONTAINER = re.compile(
@@ -19,6 +20,12 @@ _NOT_THE_WORKLOAD = re.compile(r"conmon|\.mount$|\.swap$")
 _POD = re.compile(r"(?:.*-)?pod(?P<uid>[0-9a-f]{8}[-_][0-9a-f_-]{27}|[0-9a-f]{32})(?:\.slice.*)?")
 _UNIT = re.compile(r"[^/]+\.service")
 _JOB = re.compile(r"job_(?P<job>\d+)")
+_STEP = re.compile(r"step_\w+")
+_STEPS = re.compile(r"(?:.*_)?slurmstepd\.scope")
+"""Holds the steps of all jobs, below the job's number or (Slurm 26) its own id."""
+_SESSION = re.compile(r"[^/]+\.(?:service|scope)")
+_NO_SCOPE = re.compile(r"init\.scope|user@[^/]*\.service")
+"""Hold much besides the server: the first process, everything a user runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +79,66 @@ def _parse_path(path: str) -> Placement:
 def _group(pattern: re.Pattern[str], segment: str, name: str) -> str:
     match = pattern.fullmatch(segment)
     return match[name] if match else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """One control group: controllers of its hierarchy as /proc/PID/cgroup prints them ("" = v2), and its path."""
+
+    controllers: str
+    path: str
+
+    def holds(self, text: str) -> bool:
+        """Whether the process of this cgroup file is in the group or below it."""
+        below = self.path.rstrip("/") + "/"
+        return any(
+            line.controllers == self.controllers and (line.path + "/").startswith(below) for line in cgroups_in(text)
+        )
+
+
+def cgroups_in(text: str) -> Iterator[Cgroup]:
+    """The groups of a cgroup file, v2 first, then systemd's hierarchy."""
+    for line in sorted(text.splitlines(), key=_preference):
+        _, colon, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon and path.startswith("/"):
+            yield Cgroup(controllers, path.removesuffix(" (deleted)"))
+
+
+def scope_of(text: str) -> Cgroup | None:
+    """The group of the container, else of the job step, the unit or the login session; None = in none of them.
+
+    0::/system.slice/docker-<id>.scope/worker -> /system.slice/docker-<id>.scope
+    0::/user.slice/user-1000.slice/session-3.scope -> the same
+    """
+    best, found = 0, None
+    for group in cgroups_in(text):
+        weight, path = _scope(group.path)
+        if weight > best:
+            best, found = weight, Cgroup(group.controllers, path)
+    return found
+
+
+def _scope(path: str) -> tuple[int, str]:
+    """How telling the best scope on the path is (0 = there is none), and the path up to it."""
+    best, end = 0, 0
+    parts = path.split("/")
+    for index in range(len(parts) - 1, 0, -1):
+        weight = _scope_weight(parts[index], parts[index - 1])
+        if weight > best:
+            best, end = weight, index
+    return best, "/".join(parts[: end + 1])
+
+
+def _scope_weight(part: str, above: str) -> int:
+    if _NOT_THE_WORKLOAD.search(part) or _NO_SCOPE.fullmatch(part) or _STEPS.fullmatch(part):
+        return 0
+    if any(_CONTAINER.fullmatch(piece) for piece in part.split(":")):
+        return 5
+    if _STEP.fullmatch(part):
+        return 4
+    if _JOB.fullmatch(part):
+        return 3
+    if _STEPS.fullmatch(above):
+        return 2
+    return int(_SESSION.fullmatch(part) is not None)

@@ -20,12 +20,14 @@ from ..frameworks import Framework
 from ..model import Observation, ProcessId, Scene, Server, Signal, is_rank_name
 from . import Host, Moment
 from .blocking_reads import BlockingReads, CommandLine, CommandLines
-from .cgroups import Placement, parse_cgroup
+from .cgroup_state import CgroupFiles, Surroundings
+from .cgroups import Cgroup, Placement, parse_cgroup
 from .discovery import COMPILERS, Command, Facts, matched_part, understand
 from .members import SECOND_LOOK_SECONDS, Member, Tracked
 from .process_table import Known, ProcessTable
 from .procfs import CLOCK_TICKS, ProcFs
 from .readings import VIRTUAL_MEMORY, report
+from .unit_state import UnitStates, find_program, is_stopping
 
 UNIDENTIFIED = Signal(
     "unidentified_processes",
@@ -39,6 +41,9 @@ TITLE_SECONDS = 30.0
 
 MOST_STARTS = 1024
 """Server names whose starts are remembered."""
+
+MOST_ASKED = 4096
+"""Processes whose control group is read to know who is in one."""
 
 _PYTHONS = ("python", "pypy", "pt_main_thread")
 """Beginnings of comm of Python processes; PyTorch 2.4 renamed the main thread of whatever imported it."""
@@ -68,7 +73,11 @@ class Processes:
         signals.SERVER_ALIVE,
         signals.SERVER_START,
         signals.SERVER_STARTS,
+        signals.SERVER_SCOPE_ALIVE,
+        signals.SERVER_STOPPING,
+        signals.SERVER_FROZEN,
         signals.RANK_ALIVE,
+        signals.RANK_TRACED,
         signals.RANK_INFO,
         signals.CPU_SECONDS,
         signals.PAGE_FAULTS,
@@ -82,7 +91,13 @@ class Processes:
         UNIDENTIFIED,
     )
 
-    def __init__(self, host: Host, reads: CommandLines | None = None, most_kept: int | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        reads: CommandLines | None = None,
+        most_kept: int | None = None,
+        units: UnitStates | None = None,
+    ) -> None:
         self._host = host
         self._pending: Config | None = None
         self._apply(host.config)
@@ -90,6 +105,8 @@ class Processes:
         self._boot = self._proc.boot_time()
         self._reads = reads or BlockingReads(host.proc, host.read_deadline_seconds)
         self._table = ProcessTable(self._proc, self._reads.command_line, self._understand)
+        self._groups = CgroupFiles(host.root)
+        self._units = units or UnitStates(find_program(host.root))
         self._room = Room(shares().members if most_kept is None else most_kept)
         self._children: dict[int, list[Known]] = {}
         self._tracked: dict[str, Tracked] = {}
@@ -117,6 +134,7 @@ class Processes:
 
     def close(self) -> None:
         self._reads.close()
+        self._units.close()
         for tracked in self._tracked.values():
             _close(tracked)
 
@@ -137,6 +155,7 @@ class Processes:
         for tracked in self._tracked.values():
             if tracked.ended_at is None:
                 self._follow(tracked, scene, now.monotonic)
+            self._look_around(tracked, now.monotonic)
         self._reads.rest()
         self._forget(now.monotonic)
         for tracked in self._tracked.values():
@@ -251,7 +270,8 @@ class Processes:
             return
         command = root.command or Command()
         facts = _with_configuration(command.facts or Facts(), configured)
-        placement = parse_cgroup(self._proc.cgroup(root.stat.pid))
+        groups = self._proc.cgroup(root.stat.pid)
+        placement = parse_cgroup(groups)
         name = configured.name if configured else self._name(framework, role, facts, placement)
         tracked = Tracked(
             name=name,
@@ -262,6 +282,7 @@ class Processes:
             started_at=self._boot + root.id.start_ticks / CLOCK_TICKS,
             starts=self._count_start(name),
             placement=placement,
+            around=Surroundings(self._groups, groups),
             configured=configured,
             slurm_job=placement.slurm_job or command.slurm_job,
         )
@@ -275,9 +296,7 @@ class Processes:
 
     def _lives(self, tracked: Tracked) -> bool:
         """Whether its first process is still there: a restart between two looks ends the old start at once."""
-        self._table.refresh(tracked.root, self._now)
-        root = self._table.find(tracked.root)
-        return not tracked.root_gone and root is not None and not root.stat.is_over
+        return not tracked.root_gone and self._is_living(tracked.root)
 
     def _has_room(self, root: ProcessId) -> bool:
         alive = sum(1 for tracked in self._tracked.values() if tracked.ended_at is None)
@@ -329,6 +348,37 @@ class Processes:
         tracked.forget_dead(self._config.limits.ranks)
         if not tracked.members:
             tracked.ended_at = now
+
+    def _look_around(self, tracked: Tracked, now: float) -> None:
+        """What is around the first process: its scope, a freezer, a unit that may be being stopped."""
+        root = tracked.members.get(tracked.root)
+        if root is not None and root.missing_since is None:
+            tracked.around.look(self._proc.cgroup(root.id.pid))
+        else:
+            tracked.around.look_after(now, self._residents, self._is_living)
+        self._ask_unit(tracked, now)
+
+    def _ask_unit(self, tracked: Tracked, now: float) -> None:
+        """Once something went missing: is it on purpose?  A stop that has begun leads to this start's end."""
+        unit = tracked.placement.unit
+        if not unit or tracked.stopping:
+            return
+        answer = self._units.answer(tracked.name, now)
+        tracked.stopping = None if answer is None else is_stopping(answer, tracked.around.text)
+        if tracked.is_losing and not tracked.stopping:
+            self._units.ask(tracked.name, unit, now)
+
+    def _residents(self, group: Cgroup) -> tuple[ProcessId, ...] | None:
+        """Who is in a group; None when there are too many processes to ask."""
+        everyone = [known for known in self._table if not known.stat.is_over]
+        if len(everyone) > MOST_ASKED:
+            return None
+        return tuple(known.id for known in everyone if group.holds(self._proc.cgroup(known.stat.pid)))
+
+    def _is_living(self, process: ProcessId) -> bool:
+        self._table.refresh(process, self._now)
+        known = self._table.find(process)
+        return known is not None and not known.stat.is_over
 
     def _read_titles(self, tracked: Tracked, scene: Scene, now: float) -> None:
         """While a server starts its processes are still being named."""

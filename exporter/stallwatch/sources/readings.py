@@ -23,15 +23,20 @@ _NO_LOG = "absent"
 
 
 def report(proc: ProcFs, tracked: Tracked) -> Iterator[Observation]:
-    """Everything about one server; after its end only that it is gone."""
+    """Everything about one server; after its end only that it is gone, and whether that was orderly."""
     name = tracked.name
     yield signals.SERVER_ALIVE.read(float(not tracked.root_gone), name)
     yield signals.SERVER_START.read(tracked.started_at, name)
     yield signals.SERVER_STARTS.read(tracked.starts, name)
+    if tracked.around.scope_alive is not None:
+        yield signals.SERVER_SCOPE_ALIVE.read(tracked.around.scope_alive, name)
+    if tracked.stopping is not None:
+        yield signals.SERVER_STOPPING.read(tracked.stopping, name)
     yield from _ranks(tracked)
     if tracked.ended_at is not None:
         return
     yield server_of(proc, tracked)
+    yield from _answers(signals.SERVER_FROZEN, [tracked.around.frozen], name)
     yield from _usage(tracked)
     for kind, seconds in tracked.children.seconds.items():
         yield signals.CHILD_PROCESSES.read(tracked.children.live[kind], name, kind)
@@ -53,8 +58,19 @@ def _ranks(tracked: Tracked) -> Iterator[Reading]:
             yield signals.RANK_ALIVE.missing("vanished", tracked.name, rank)
         else:
             yield signals.RANK_ALIVE.read(1.0, tracked.name, rank)
+        yield from _answers(signals.RANK_TRACED, [member.traced for member in members], tracked.name, rank)
         for member in members:
             yield signals.RANK_INFO.read(1.0, tracked.name, rank, str(member.id.pid), "")
+
+
+def _answers(signal: Signal, answers: Sequence[float | str | None], *labels: str) -> Iterator[Reading]:
+    """1 when any answer is 1; else why one could not be had; else 0.  Nothing without an answer."""
+    known = [answer for answer in answers if answer is not None]
+    reasons = [answer for answer in known if isinstance(answer, str)]
+    if reasons and 1.0 not in known:
+        yield signal.missing(min(reasons), *labels)
+    elif known:
+        yield signal.read(max(answer for answer in known if not isinstance(answer, str)), *labels)
 
 
 def _usage(tracked: Tracked) -> Iterator[Reading]:
