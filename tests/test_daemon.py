@@ -24,9 +24,10 @@ from stallwatch.daemon import (
     LOG_SILENCE,
     MOST_RANK_NAMES,
     Daemon,
+    is_loss,
 )
-from stallwatch.model import Event, Listener, Observation, RankName, Report, Result, Scene, Signal
-from stallwatch.poller import Poller
+from stallwatch.model import Event, Listener, Observation, ProcessId, RankName, Report, Result, Scene, Signal
+from stallwatch.poller import Poller, sort
 from stallwatch.sources import Host, Moment
 from stallwatch.timeline import MIB
 
@@ -449,3 +450,57 @@ def test_a_wrong_configuration_is_told_and_changes_nothing() -> None:
     assert node.step().config_reload == (False, WALL + 5000.0)
     assert node.daemon.config is before
     assert node.sources["threads"].configs == []
+
+
+# --- a process that went missing ---------------------------------------------------------------------------
+
+
+class Woken(Poller):
+    """Counts who wakes it."""
+
+    wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+def woken_by(result: Result) -> dict[str, int]:
+    """How often each source is woken when `processes` has read this."""
+    notify: list[Callable[[Result], None]] = []
+    pollers: list[Woken] = []
+
+    def make(scene: Callable[[], Scene], notice: Callable[[Result], None]) -> list[Woken]:
+        notify.append(notice)
+        for name in ("processes", "threads", "node"):
+            pollers.append(Woken(Stub(name, tuple), 5.0, scene, notice))  # type: ignore[arg-type]
+        return pollers
+
+    Daemon(Host(Config(), (), Path("/nowhere"), Path("/nowhere")), make, lambda report: None)
+    notify[0](result)
+    return {poller.source.name: poller.wakes for poller in pollers}
+
+
+def processes_read(*observations: Observation) -> Result:
+    return sort("processes", observations, 1.0, lambda: 1.0)
+
+
+def test_when_a_rank_went_missing_the_kills_of_the_kernel_are_read_at_once() -> None:
+    alive, missing = signals.RANK_ALIVE.read(1.0, "s", "TP0"), signals.RANK_ALIVE.missing("vanished", "s", "TP1")
+
+    assert woken_by(processes_read(server(), alive, missing)) == {"processes": 0, "threads": 0, "node": 1}
+
+
+def test_when_the_first_process_went_missing_the_kills_of_the_kernel_are_read_at_once() -> None:
+    whole = server()
+    left = tuple(process for process in whole.processes if process.id != whole.root)
+
+    assert woken_by(processes_read(replace(whole, processes=left)))["node"] == 1
+    assert woken_by(processes_read(replace(whole, processes=())))["node"] == 1
+
+
+def test_while_nothing_is_missing_nothing_is_read_early() -> None:
+    unreadable = signals.RANK_ALIVE.missing("permission", "s", "TP1")
+    never_came = replace(server(), root=ProcessId(0, 0), processes=())
+
+    assert not is_loss(processes_read(server(), never_came, signals.RANK_ALIVE.read(1.0, "s", "TP0"), unreadable))
+    assert woken_by(processes_read(server())) == {"processes": 0, "threads": 0, "node": 0}

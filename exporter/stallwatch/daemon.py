@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from . import signals
 from .clock import Clock
 from .config import Config, Thresholds
 from .episodes import Episodes
@@ -54,6 +55,9 @@ LOG_PROGRESS_SILENCE = Signal(
     ("server", "log"),
     "log",
 )
+NO_PROCESS = ProcessId(0, 0)
+"""Root of a configured server that has not come."""
+
 LAST_LINE = "log_last_line_timestamp_seconds"
 
 
@@ -134,7 +138,14 @@ class Daemon:
                 configure(config)
 
     def _notice(self, result: Result) -> None:
-        """Called by the pollers: a first look (at a new server too) or a certain sign ticks at once."""
+        """Called by the pollers: a first look (at a new server too) or a certain sign ticks at once.
+
+        A process that went missing is known dead at the next look; whether the kernel killed it is read until then.
+        """
+        if is_loss(result):
+            for poller in self.pollers:
+                if poller.source.name == "node":
+                    poller.wake()
         if result.source not in self._latest or result.source in self._awaited or is_urgent(result):
             self._awaited.discard(result.source)
             self._wake.set()
@@ -293,6 +304,14 @@ class Daemon:
                     "phase": change.phase,
                 },
             )
+
+
+def is_loss(result: Result) -> bool:
+    """A rank, an engine or the first process of a server was not there at this look, for the first time or again."""
+    if any(reading.reason == "vanished" and reading.signal == signals.RANK_ALIVE for reading in result.readings):
+        return True
+    started = (server for server in result.servers or () if server.root != NO_PROCESS)
+    return any(all(process.id != server.root for process in server.processes) for server in started)
 
 
 def ready_markers(frameworks: Iterable[Framework]) -> dict[str, tuple[str, ...]]:
