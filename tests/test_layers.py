@@ -62,7 +62,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.wait_class": "model",
     # From readings to the Report.
     "tracks": "",
-    "cards": "model signals tracks",
+    "card": "model signals tracks",
+    "cards": "model signals tracks card",
     "server_timeline": "model signals startup tracks cards",
     "timeline": "model signals startup config tracks server_timeline cards",
     "verdict": "model config",
@@ -98,7 +99,7 @@ OUTSIDE: Mapping[str, str] = {
     "yaml": "strict_yaml",
 }
 
-PURE = "clock model signals startup tracks server_timeline timeline verdict.*"
+PURE = "clock model signals startup tracks card cards server_timeline timeline verdict.*"
 """Modules without clock and I/O: the same code judges live, in a replay and in tests."""
 
 IMPURE = (

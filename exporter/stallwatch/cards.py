@@ -1,0 +1,206 @@
+"""GPU evidence: which cards belong to which server, and when one of its GPU channels moves.
+
+Pure: all times are passed in, in seconds of a clock that does not count our own pauses.  A card's own figures
+speak for a server only while nobody else is on the card; what a rank holds on it always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from . import signals
+from .card import FIGURES, PCIE, Card, Figure, Holder
+from .model import AMBIGUOUS_CHANNELS, Reading
+
+MOST_CARDS = 256
+MOST_RANKS_PER_CARD = 256
+
+_FIGURE_NAMES = frozenset(signal.name for signal in FIGURES)
+
+_MOVES: Mapping[str, Callable[[Card, float, float], bool]] = {
+    "gpu_memory": Card.used_moved,
+    "gpu_bus": Card.bus_moved,
+    "gpu_power": Card.power_moved,
+    "gpu_utilization": Card.utilization_moved,
+}
+"""Channel -> whether the card's own figures moved (card, time, window)."""
+
+_READABLE: Mapping[str, Callable[[Card, float], bool]] = {
+    "gpu_memory": lambda card, now: card.reads(now, (signals.GPU_MEMORY_USED.name,)),
+    "gpu_bus": lambda card, now: card.reads(now, PCIE),
+    "gpu_power": lambda card, now: card.works(now) is not None,
+    "gpu_utilization": lambda card, now: card.reads(now, (signals.GPU_UTILIZATION.name,)),
+}
+"""Channel -> whether the card's own figures for it are readable."""
+
+
+class Cards:
+    """All cards of the node.  Feed it with `put`, then `settle`; ask `channel` and `at_rest`."""
+
+    def __init__(self, moved: Callable[[str, str, float, str | None], None], window_of: Callable[[str], float]) -> None:
+        """`moved(server, channel, at, rank)` is called for every move; `window_of(server)` is in seconds."""
+        self._moved = moved
+        self._window_of = window_of
+        self._cards: dict[str, Card] = {}
+        self._gpus: dict[str, set[str]] = {}  # server -> its cards, present and past
+        self._pids: dict[Holder, frozenset[str]] = {}
+        self._pids_said: dict[Holder, set[str]] = {}  # since the last settling
+
+    def __len__(self) -> int:
+        return len(self._cards)
+
+    def put(self, reading: Reading, at: float, interval: float, measured: float) -> None:
+        """Take one reading; those that are not about cards are ignored.
+
+        `interval`: how often that source looks, in seconds.  `measured`: `at` on a clock that counts our pauses.
+        """
+        name = reading.signal.name
+        if name == signals.RANK_INFO.name:
+            self._put_tie(reading, at, interval, measured)
+        elif name == signals.GPU_PROCESS_MEMORY.name:
+            self._put_held(reading, at, interval, measured)
+        elif name in _FIGURE_NAMES and (card := self._card(reading.labels[0], at)) is not None:
+            card.figures[name].put(reading, at, interval, measured)
+            card.touched.add(name)
+
+    def _put_tie(self, reading: Reading, at: float, interval: float, measured: float) -> None:
+        """Which card a rank's process is on; an empty label says that nobody knows."""
+        server, rank, pid, gpu = reading.labels
+        if not reading.value:
+            return
+        self._pids_said.setdefault((server, rank), set()).add(pid)
+        card = self._card(gpu, at) if gpu else None
+        if card is not None and (figure := _among(card.ties, (server, rank), at)) is not None:
+            figure.put(reading, at, interval, measured)
+            self._gpus.setdefault(server, set()).add(gpu)
+
+    def _put_held(self, reading: Reading, at: float, interval: float, measured: float) -> None:
+        gpu, server, rank = reading.labels
+        card = self._card(gpu, at)
+        if card is not None and (figure := _among(card.held, (server, rank), at)) is not None:
+            figure.put(reading, at, interval, measured)
+            card.holders_touched.add((server, rank))
+            self._gpus.setdefault(server, set()).add(gpu)
+
+    def _card(self, gpu: str, at: float) -> Card | None:
+        """The card of this name; None when there are too many already that all still speak."""
+        card = self._cards.get(gpu)
+        if card is None and (len(self._cards) < MOST_CARDS or self._drop_unknown(at)):
+            card = self._cards[gpu] = Card()
+        return card
+
+    def _drop_unknown(self, at: float) -> bool:
+        """Forget the cards of which nothing is recent (MIG instances get a new name each time they are made)."""
+        for gpu in [gpu for gpu, card in self._cards.items() if not card.is_known(at)]:
+            del self._cards[gpu]
+            for gpus in self._gpus.values():
+                gpus.discard(gpu)
+        return len(self._cards) < MOST_CARDS
+
+    def settle(self, at: float) -> None:
+        """Draw what the readings put since the last time say together; once after each result."""
+        for holder, pids in self._pids_said.items():
+            if pids.isdisjoint(self._pids.get(holder, pids)):
+                self._replace(holder, at)
+            self._pids[holder] = frozenset(pids)
+        self._pids_said.clear()
+        for card in self._cards.values():
+            if card.touched or card.holders_touched:
+                self._settle(card, at)
+
+    def _replace(self, holder: Holder, at: float) -> None:
+        """Another process is this rank now: what the one before held, and where, is no progress of it."""
+        for card in self._of(holder[0]):
+            if holder in card.ties and card.ties[holder].track.read_at != at:
+                del card.ties[holder]
+            if holder in card.held:
+                card.held[holder].track.begins_anew(at)
+
+    def _settle(self, card: Card, at: float) -> None:
+        card.take_power(at)
+        owner = card.owner_at(at)
+        is_same = owner is not None and owner == card.owner
+        if not is_same:
+            card.begin_anew(at)
+        card.owner = owner
+        self._settle_held(card, at)
+        if owner is not None:
+            window, ranks = self._window_of(owner), card.ranks_of(owner, at)
+            moves = [channel for channel, has_moved in _MOVES.items() if has_moved(card, at, window)]
+            for channel in moves if is_same else ():
+                if channel != "gpu_memory" or not card.knows_held(owner, at):
+                    self._moved(owner, channel, at, next(iter(ranks)) if len(ranks) == 1 else None)
+        if card.rests(at) is False:
+            card.worked_at = at
+        card.touched.clear()
+        card.holders_touched.clear()
+
+    def _settle_held(self, card: Card, at: float) -> None:
+        is_lost = card.is_lost(at)
+        for holder in sorted(card.holders_touched):
+            if is_lost:
+                card.held[holder].track.begins_anew(at)
+            elif card.held_moved(holder, at, self._window_of(holder[0])):
+                self._moved(holder[0], "gpu_memory", at, holder[1])
+
+    def channel(self, server: str, channel: str, now: float) -> bool | None:
+        """Whether a GPU channel of a server can be read; None = no card of it is known.
+
+        Silence proves something only when every card is read.  An ambiguous channel is readable by a single one:
+        to see one spin is enough.
+        """
+        if not self._gpus.get(server):
+            return None
+        readable = [self._is_readable(card, server, channel, now) for card in self._present(server, now)]
+        return any(readable) if channel in AMBIGUOUS_CHANNELS else bool(readable) and all(readable)
+
+    @staticmethod
+    def _is_readable(card: Card, server: str, channel: str, now: float) -> bool:
+        if card.is_lost(now):
+            return False
+        if channel == "gpu_memory" and card.knows_held(server, now):
+            return True
+        return card.is_alone(server, now) and _READABLE[channel](card, now)
+
+    def at_rest(self, server: str, now: float) -> bool | None:
+        """Whether every card of the server was at rest, or spun at idle power, for a window; None = not known."""
+        rests = [self._rests(card, server, now) for card in self._present(server, now)]
+        if False in rests:
+            return False
+        return True if rests and None not in rests else None
+
+    def _rests(self, card: Card, server: str, now: float) -> bool | None:
+        if not card.is_alone(server, now):
+            return None
+        if card.worked_at is not None and now - card.worked_at <= self._window_of(server):
+            return False
+        return card.rests(now)
+
+    def forget(self, server: str) -> None:
+        """The server is over: it is on no card any more."""
+        for card in self._of(server):
+            for holders in (card.ties, card.held):
+                for holder in [holder for holder in holders if holder[0] == server]:
+                    del holders[holder]
+            card.holders_touched = {holder for holder in card.holders_touched if holder[0] != server}
+            card.owner = None if card.owner == server else card.owner
+        self._gpus.pop(server, None)
+        self._pids = {holder: pids for holder, pids in self._pids.items() if holder[0] != server}
+        self._pids_said = {holder: pids for holder, pids in self._pids_said.items() if holder[0] != server}
+
+    def _of(self, server: str) -> list[Card]:
+        return [self._cards[gpu] for gpu in sorted(self._gpus.get(server, ()))]
+
+    def _present(self, server: str, now: float) -> list[Card]:
+        """The cards the server uses now, in order of their names."""
+        return [card for card in self._of(server) if card.ranks_of(server, now)]
+
+
+def _among(holders: dict[Holder, Figure], holder: Holder, at: float) -> Figure | None:
+    """The series of one rank on a card; None when too many ranks are on it already."""
+    if holder not in holders and len(holders) >= MOST_RANKS_PER_CARD:
+        for old in [old for old, figure in holders.items() if not figure.track.is_fresh(at)]:
+            del holders[old]
+        if len(holders) >= MOST_RANKS_PER_CARD:
+            return None
+    return holders.setdefault(holder, Figure())
