@@ -48,7 +48,10 @@ ALLOWED: Mapping[str, str] = {
     " sources.log_tail",
     "sources.members": "model descriptors signals config frameworks sources.cgroups sources.cgroup_state"
     " sources.discovery sources.process_table sources.procfs",
-    "sources.node": "model signals sources sources.procfs",
+    "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
+    " sources.procfs",
+    "sources.locks_child": "sources.blocking_child",
+    "sources.node": "model signals sources sources.locks sources.procfs",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
     " sources.cgroup_state sources.discovery sources.members sources.process_table sources.procfs sources.readings"
@@ -82,10 +85,14 @@ ALLOWED: Mapping[str, str] = {
     "assembly": "model strict_yaml config frameworks sources sources.logs sources.table daemon poller",
     "catalogue": "model signals sources.table daemon exposition",
     "stacks": "printable sources.procfs",
+    "recording": "model config strict_yaml",
+    "told": "model signals recording tracks",
+    "replay": "model strict_yaml signals clock config frameworks tracks timeline episodes daemon presentation printable"
+    " catalogue recording told",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation web.*",
     "drill": "model strict_yaml config",
-    "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue",
+    "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue replay",
     "__main__": "cli",
 }
 
@@ -99,7 +106,7 @@ OUTSIDE: Mapping[str, str] = {
     "yaml": "strict_yaml",
 }
 
-PURE = "clock model signals startup tracks card cards server_timeline timeline verdict.*"
+PURE = "clock recording told model signals startup tracks card cards server_timeline timeline verdict.*"
 """Modules without clock and I/O: the same code judges live, in a replay and in tests."""
 
 IMPURE = (

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from . import daemon, exposition, signals
 from .exposition import PREFIX
 from .model import Signal
 from .sources.table import SOURCES
 
 
+def read_signals() -> list[Signal]:
+    """What the sources yield, and what a verdict may look at."""
+    read = [signal for source in SOURCES.values() for signal in source.signals]  # type: ignore[attr-defined]
+    return [*read, *_declared(signals)]
+
+
+def derived_signals() -> list[Signal]:
+    """What is worked out from them."""
+    return [*_declared(daemon), *_declared(exposition)]
+
+
+def _declared(module: ModuleType) -> list[Signal]:
+    return [value for value in vars(module).values() if isinstance(value, Signal)]
+
+
 def all_signals() -> list[Signal]:
     """Sorted by name, each once."""
-    read = [signal for source in SOURCES.values() for signal in source.signals]  # type: ignore[attr-defined]
-    declared = [
-        value
-        for module in (signals, daemon, exposition)
-        for value in vars(module).values()
-        if isinstance(value, Signal)
-    ]
-    return sorted({signal.name: signal for signal in (*read, *declared)}.values(), key=lambda signal: signal.name)
+    found = {signal.name: signal for signal in (*read_signals(), *derived_signals())}
+    return sorted(found.values(), key=lambda signal: signal.name)
 
 
 HEADINGS = {

@@ -202,6 +202,12 @@ def _add_parse(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
     parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output")
 
 
+def _add_replay(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    parser.add_argument("files", nargs="+", metavar="RECORDING", help="a recording (.jsonl or .jsonl.gz)")
+    add_flag(parser, "--config.file", environ, metavar="FILE", help="configuration (YAML): its verdict times")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output")
+
+
 def _add_nothing(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
     """No flags of its own."""
 
@@ -254,6 +260,16 @@ def _run_parse(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _run_replay(arguments: argparse.Namespace) -> int:
+    from .config import load_config
+    from .frameworks import load_frameworks
+    from .replay import replay
+
+    frameworks, file = load_frameworks(), getattr(arguments, "config.file")
+    config = load_config(file, tuple(framework.name for framework in frameworks)) if file is not None else None
+    return replay(arguments.files, config, frameworks, arguments.format)
+
+
 def _run_frameworks(arguments: argparse.Namespace) -> int:
     from .frameworks import load_frameworks
 
@@ -277,6 +293,7 @@ COMMANDS: Mapping[str, tuple[str, Adder, Callable[[argparse.Namespace], int]]] =
     "serve": ("the exporter", _add_serve, _run_serve),
     "check": ("what is every server on this node doing?", _add_check, _run_check),
     "parse": ("read whole logs and say how far the start came", _add_parse, _run_parse),
+    "replay": ("judge a recording as serve would have", _add_replay, _run_replay),
     "frameworks": ("list the inference servers that are known", _add_nothing, _run_frameworks),
     "signals": ("list everything that is observed", _add_nothing, _run_signals),
 }

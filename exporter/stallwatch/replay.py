@@ -1,0 +1,401 @@
+"""`stallwatch replay`: a recording through the timeline and the verdicts of `serve`, with the recorded clock."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import signals
+from .catalogue import derived_signals, read_signals
+from .clock import Clock
+from .config import Config, Thresholds
+from .daemon import ready_markers
+from .episodes import Episodes
+from .frameworks import Framework
+from .model import FRONTEND, FRONTEND_NAMES, Event, Reading, Verdict
+from .presentation import BAD_STATES, REASON_WORDS, duration
+from .printable import printable
+from .recording import (
+    ALSO_OTHER,
+    LONGEST_LINE_BYTES,
+    Facts,
+    Header,
+    Line,
+    Look,
+    Reader,
+    RecordedServer,
+    known_names,
+    told_servers,
+    unknown_server,
+)
+from .strict_yaml import InputError
+from .timeline import Timeline
+from .told import Series, Told
+
+SCHEMA = 1
+OTHER = "other"
+"""The wait class that several recorded ones are added to."""
+
+_GZIP = b"\x1f\x8b"
+_EPSILON = 1e-6
+"""Seconds: decimal fractions are no binary ones."""
+
+_PROCESS = "process_"
+_THREADS = (signals.THREADS.name, signals.MAIN_THREAD.name)
+
+Json = dict[str, Any]
+
+
+def replay(files: Sequence[str], config: Config | None, frameworks: tuple[Framework, ...], output: str) -> int:
+    """Print what the verdicts would have been; exit code 1 when any ends stalled or failed, else 0.
+
+    `config` None: the thresholds that a recording's header names, else the defaults.
+    """
+    found: Json = {"schema": SCHEMA, "recordings": [replay_file(file, config, frameworks) for file in files]}
+    sys.stdout.write(json.dumps(found, indent=1) + "\n" if output == "json" else text(found))
+    finals = [server["final"]["state"] for recording in found["recordings"] for server in recording["servers"]]
+    return int(any(state in BAD_STATES for state in finals))
+
+
+def replay_file(file: str, config: Config | None, frameworks: tuple[Framework, ...]) -> Json:
+    """The verdicts of one recording.  InputError names file and line of the first mistake."""
+    talkative = told_servers(lines_of(file))
+    reader = Reader(file, known_names(read_signals(), derived_signals()))
+    return {"file": file, "servers": replay_lines(reader.read(lines_of(file)), talkative, config, frameworks)}
+
+
+def replay_lines(
+    lines: Iterable[Line], talkative: Iterable[str], config: Config | None, frameworks: tuple[Framework, ...]
+) -> list[Json]:
+    """The records of a Reader, judged.  `talkative`: the servers of which there is any event or line."""
+    records = iter(lines)
+    header = next(records)
+    assert isinstance(header, Header)  # noqa: S101  # the reader sees to it
+    run = Replay(header, frozenset(talkative), config, frameworks)
+    for record in records:
+        run.take(record)
+    return run.finish()
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def lines_of(file: str) -> Iterator[bytes]:
+    """The lines of a recording, unpacked.  InputError when it cannot be read, or is cut off."""
+    number = 0
+    try:
+        with ExitStack() as stack:
+            kind = os.stat(file).st_mode
+            if not stat.S_ISREG(kind):
+                what = "a directory" if stat.S_ISDIR(kind) else "no regular file"
+                raise InputError(file, 0, "", f"is {what}; a recording (.jsonl or .jsonl.gz) is needed")
+            raw = stack.enter_context(open(file, "rb"))
+            is_packed = raw.peek(2)[:2] == _GZIP
+            stream = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
+            while line := stream.readline(LONGEST_LINE_BYTES + 1):
+                number += 1
+                yield line
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        problem = "the packed data is damaged or cut off here; `gzip -dc FILE` shows what is before it"
+        raise InputError(file, number + 1, "", problem) from None
+    except OSError as error:
+        raise InputError(file, 0, "", f"cannot be read: {error.strerror}") from None
+
+
+# --- a whole recording -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What the readings of one series mean.  `of` None: the node, or a card."""
+
+    of: Told | None = None
+    process: str = ""  # the process that is there when this is read
+    says_life: str = ""  # the rank or engine that this says to live or not
+    says_front: bool = False  # this says whether a front end lives
+    share_of: tuple[str, ...] | None = None  # labels of the sum that this is a share of
+
+
+_NODE = Route()
+_DEFAULTS = Thresholds()
+_NEVER_JUDGED = Verdict("unknown", "no_evidence", 0.0)
+
+
+class Replay:
+    """Feeds one recording to a timeline, ticks once per interval, and keeps every change of verdict."""
+
+    def __init__(
+        self, header: Header, talkative: frozenset[str], config: Config | None, frameworks: tuple[Framework, ...]
+    ) -> None:
+        self._header, self._talkative, self._config = header, talkative, config
+        self._servers: dict[str, Told] = {}
+        self._routes: dict[Series, Route] = {}
+        self._timeline = Timeline(self._thresholds_of, ready_markers(frameworks))
+        self._episodes = Episodes(self._timeline, self._thresholds_of, (config or Config()).retention)
+        self._clock = Clock(header.interval_seconds)
+        self._ticks = 0  # the next tick is after this many intervals
+        self._last: float | None = None  # `t` of the last line with readings; before there is one, of the first line
+        self._waiting: list[Event] = []  # since that line: the next one tells whether they are in a gap
+        self._changes: dict[str, list[Json]] = {}
+        self._final: dict[str, Verdict] = {}
+        self._learn(header.servers)
+
+    def _thresholds_of(self, server: str) -> Thresholds:
+        if self._config is not None:
+            return self._config.thresholds_for(server)
+        told = self._servers.get(server)
+        return (told.recorded.thresholds if told else None) or _DEFAULTS
+
+    def take(self, record: Line) -> None:
+        if isinstance(record, Facts):
+            self._learn(record.servers)
+        elif isinstance(record, Event):
+            self._begin(record.at)
+            self._waiting.append(record)
+        elif isinstance(record, Look):
+            self._begin(record.t)
+            self._come_to(record.t)
+            self._look(record)
+
+    def finish(self) -> list[Json]:
+        """Tick once more after the last line; what was found out, by server.
+
+        Where no readings follow, the lines themselves say where a gap is.
+        """
+        for event in self._waiting:
+            self._waiting = [event]
+            self._come_to(event.at)
+        if self._last is not None:
+            self._tick()
+        return [self._document(name) for name in sorted(self._servers)]
+
+    def _document(self, name: str) -> Json:
+        final = self._final.get(name, _NEVER_JUDGED)
+        return {
+            "server": name,
+            "changes": self._changes.get(name, []),
+            "final": {"state": final.state, "reason": final.reason, "suspect_rank": final.suspect_rank},
+        }
+
+    # --- the clock: a tick per interval, none in a gap
+
+    def _begin(self, t: float) -> None:
+        if self._last is None:
+            self._last = t
+            self._clock.tick(t)
+            self._set_ticks(t)
+
+    def _set_ticks(self, t: float) -> None:
+        """The next tick is the first at `t` or later."""
+        self._ticks = math.ceil((t - _EPSILON) / self._clock.tick_seconds)
+
+    def _come_to(self, t: float) -> None:
+        """Tick until a line with readings, and take what the log said until then; in a gap do so at its end."""
+        assert self._last is not None  # noqa: S101  # `_begin` was called
+        is_gap = self._clock.is_gap(t - self._last - _EPSILON)
+        if is_gap:
+            self._tick_before(self._last + 2 * _EPSILON)
+            self._clock.tick(t)
+            self._set_ticks(t)
+        for event in self._waiting:
+            at = t if is_gap else event.at
+            self._tick_before(at)
+            self._tell(event, at)
+        self._tick_before(t)
+        self._waiting, self._last = [], t
+
+    def _tick_before(self, t: float) -> None:
+        """Every tick before `t`: what is read at the moment of a tick belongs to it."""
+        while self._ticks * self._clock.tick_seconds < t - _EPSILON:
+            self._tick()
+
+    def _tick(self) -> None:
+        t = self._ticks * self._clock.tick_seconds
+        self._ticks += 1
+        now = self._clock.tick(t)
+        self._conclude(now, t)
+        for report in self._episodes.tick(now, self._header.begun + t):
+            self._final[report.server.name] = report.verdict
+        for change in self._episodes.changes:
+            self._changes.setdefault(change.server, []).append(
+                {
+                    "t": round(t, 3),
+                    "state": change.after.state,
+                    "reason": change.after.reason,
+                    "phase": change.phase,
+                    "suspect_rank": change.after.suspect_rank,
+                }
+            )
+
+    def _conclude(self, now: float, t: float) -> None:
+        """Feed what follows from what was read; with the same clock as the readings themselves."""
+        read = {name: told.last_read() for name, told in self._servers.items()}
+        for name, told in self._servers.items():
+            if told.is_begun:
+                others = max((at for other, at in read.items() if other != name), default=-math.inf)
+                self._timeline.put(told.conclude(now, others), now, self._clock.tick_seconds, t)
+
+    # --- servers
+
+    def _learn(self, servers: Iterable[RecordedServer]) -> None:
+        for recorded in servers:
+            name = recorded.server.name
+            told = self._servers.setdefault(name, Told(name, recorded, name in self._talkative))
+            if told.recorded is not recorded:
+                told.recorded, told.is_begun = recorded, False
+
+    def _server(self, name: str) -> Told:
+        if name not in self._servers:
+            self._learn([unknown_server(name)])
+        return self._servers[name]
+
+    def _see(self, told: Told, at: float) -> None:
+        """What discovery does.  A start whose time is not known becomes the one whose time is told later."""
+        started = 0.0 if told.started is None else told.started
+        self._timeline.see([replace(told.recorded.server, started_at=started, starts=told.starts)], at)
+        told.is_begun = True
+        timeline = self._timeline.of(told.name)
+        if timeline is not None and told.started is None:
+            timeline.start_timestamp = None
+
+    # --- lines
+
+    def _tell(self, event: Event, t: float) -> None:
+        at, told = self._clock.of(t, 0.0), self._server(event.server)
+        if not told.is_begun:
+            self._see(told, at)
+        self._timeline.tell([replace(event, at=at)])
+
+    def _look(self, look: Look) -> None:
+        at, interval = self._clock.of(look.t, 0.0), look.interval or self._clock.tick_seconds
+        self._note_starts(look, at)
+        readings: list[Reading] = []
+        shares: list[tuple[Route, Reading]] = []
+        processes: dict[tuple[str, str], tuple[Route, bool]] = {}
+        routes = self._routes
+        for reading in look.readings:
+            key = reading.signal.name, reading.labels
+            route = routes.get(key)
+            if route is None:
+                route = routes[key] = self._route(reading)
+            told = route.of
+            if told is None:
+                readings.append(reading)
+                continue
+            if not told.is_begun:
+                self._see(told, at)
+            if route.says_life and reading.value is not None:
+                told.ranks_said[route.says_life] = at
+            if route.process:
+                is_there = reading.reason != "vanished" and (not route.says_front or bool(reading.value))
+                before = processes.get((told.name, route.process))
+                processes[told.name, route.process] = route, is_there or (before is not None and before[1])
+            if route.share_of is not None:
+                shares.append((route, reading))
+            elif not route.says_front:
+                readings.append(reading)
+        for route, is_there in processes.values():
+            if route.of is not None:
+                route.of.note_process(route.process, route.process in _FRONTS, is_there, at, interval)
+        self._timeline.put([*readings, *self._totals(shares, at)], at, interval, look.t)
+
+    def _note_starts(self, look: Look, at: float) -> None:
+        """Another start begins before anything else of the line is read."""
+        for reading in look.readings:
+            if reading.signal.name == signals.SERVER_START.name and reading.value is not None:
+                told = self._server(reading.labels[0])
+                if told.start(reading.value):
+                    self._see(told, at)
+
+    def _route(self, reading: Reading) -> Route:
+        signal, labels = reading.signal, reading.labels
+        if "server" not in signal.labels:
+            return _NODE
+        told = self._server(labels[signal.labels.index("server")])
+        if signal.name == signals.SERVER_ALIVE.name:
+            told.says_alive = True
+        elif signal.name == signals.LOG_BYTES.name:
+            told.says_log = True
+        if signal.labels[:2] != ("server", "rank"):
+            return Route(told)
+        rank = labels[1]
+        if signal.name == signals.RANK_ALIVE.name:
+            return Route(told, rank, says_front=True) if rank in _FRONTS else Route(told, says_life=rank)
+        is_threads = signal.name in _THREADS
+        process = rank if is_threads or signal.name.startswith(_PROCESS) else ""
+        is_single = rank in FRONTEND_NAMES
+        summed = tuple(
+            FRONTEND if index == 1 and is_single else _WAITS.get(label, label) for index, label in enumerate(labels)
+        )
+        is_share = is_single or (is_threads and summed[-1] == OTHER)
+        return Route(told, process, share_of=summed if is_share else None)
+
+    def _totals(self, shares: Iterable[tuple[Route, Reading]], at: float) -> list[Reading]:
+        """Sums over front ends that are named singly, and over waits that are one here."""
+        threads: dict[Series, list[Reading]] = {}
+        totals: dict[Series, tuple[Told, Reading]] = {}
+        for route, reading in shares:
+            if route.of is None or route.share_of is None:
+                continue
+            total = reading.signal.name, route.share_of
+            if reading.signal.name in _THREADS:
+                threads.setdefault(total, []).append(reading)
+            else:
+                route.of.share(reading.labels[1], reading, total)
+                totals[total] = route.of, reading
+        return [
+            *(_sum(found, labels) for (_, labels), found in threads.items()),
+            *(told.total(reading.signal, labels, at) for (_, labels), (told, reading) in totals.items()),
+        ]
+
+
+_FRONTS = frozenset((*FRONTEND_NAMES, FRONTEND))
+_WAITS = dict.fromkeys(ALSO_OTHER, OTHER)
+
+
+def _sum(readings: Sequence[Reading], labels: tuple[str, ...]) -> Reading:
+    """Readings of one look together; not readable when one of them is not."""
+    signal = readings[0].signal
+    reasons = [reading.reason for reading in readings if reading.reason]
+    if reasons:
+        return signal.missing(min(reasons), *labels)
+    return signal.read(sum(reading.value for reading in readings if reading.value is not None), *labels)
+
+
+# --- words -------------------------------------------------------------------------------------------------
+
+
+def text(found: Json) -> str:
+    """The document in words: every change of every server, then how it ended."""
+    lines = []
+    for recording in found["recordings"]:
+        lines.append(printable(recording["file"]))
+        for server in recording["servers"]:
+            lines.append(f"  {printable(server['server'])}")
+            lines += [f"    at {duration(change['t']):>6}  {_words(change)}" for change in server["changes"]]
+            lines.append(f"    in the end {_words(server['final'])}")
+        if not recording["servers"]:
+            lines.append("  no server")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _words(verdict: Json) -> str:
+    """`stalled (idle_wait) in loading_weights: every thread sleeps; the others wait for TP3`."""
+    words = str(verdict["state"])
+    if verdict["reason"] != "none":
+        words += f" ({verdict['reason']})"
+    if "phase" in verdict:
+        words += f" in {verdict['phase']}"
+    because = [REASON_WORDS[verdict["reason"]]] if verdict["reason"] in REASON_WORDS else []
+    if verdict["suspect_rank"]:
+        because.append(f"the others wait for {printable(verdict['suspect_rank'])}")
+    return words + (f": {', '.join(because)}" if because else "")
