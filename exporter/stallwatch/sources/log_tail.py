@@ -89,6 +89,26 @@ class LogTail:
         """Device and inode of the open file."""
         return self._file.identity if self._file else None
 
+    @property
+    def offset(self) -> int:
+        """Bytes of the open file that were read."""
+        return self._file.offset if self._file else 0
+
+    def mark(self, offset: int, seal: Callable[..., str]) -> str | None:
+        """Keyed hash of what stands at the beginning of the open file and before `offset`; None = it is not there.
+
+        With the identity it tells, also in another process, whether the file still holds what was read.
+        """
+        if self._file is None:
+            return None
+        begin = max(0, offset - FINGERPRINT_BYTES)
+        try:
+            head = os.pread(self._file.descriptor, min(FINGERPRINT_BYTES, offset), 0)
+            last = os.pread(self._file.descriptor, offset - begin, begin)
+        except OSError:
+            return None
+        return seal("mark", head, last) if len(last) == offset - begin else None
+
     def read(self, most_bytes: int) -> Iterator[bytes]:
         """What was written since the last call, in chunks, at most `most_bytes`.
 

@@ -30,7 +30,7 @@ from ..signals import LOG_BYTES, REQUESTS_RUNNING, REQUESTS_WAITING
 from . import Host, Moment
 from .log_lines import Batch, Hit, LogScanner, seconds_between
 from .log_places import LogPlaces
-from .log_tail import FolderWatch, LogTail
+from .log_tail import FolderWatch, Identity, LogTail
 
 READ_BYTES = 64 << 20
 """Most bytes read of one log in one turn, so that a long history does not delay the other logs."""
@@ -45,6 +45,11 @@ TOLD_ONCE = frozenset(("error", "watchdog", "waiting", "lock_wait", "stats"))
 LONGEST_LOG_SECONDS = 10 * 366 * 86400.0
 """Times printed further apart than this are no times."""
 FALLBACK = "generic"
+KEPT_TURNS = 64
+"""Turns of which it is remembered how far the logs were read: more than may wait for the daemon."""
+
+Place = tuple[str, Identity, int, str]
+"""One followed log: name, file, bytes of the file that were read, and their mark."""
 
 _LOG = ("server", "log")
 
@@ -87,6 +92,8 @@ class _Log:
         self.place, self.scanner = place, scanner
         self.tail = LogTail(place.path, self._at_boundary, place.owner)
         self.last_line: float | None = None  # Unix time
+        self.told: int | None = None  # bytes whose events were told before a restart of ours; None = not known yet
+        self.marked = 0, ""  # bytes read, and their mark
         self._caught_up = False
         self._pending: list[Batch] = []
 
@@ -101,7 +108,17 @@ class _Log:
         return not self._caught_up and self.tail.identity is not None
 
     def read(self, most_bytes: int) -> Iterator[Batch]:
-        """Read on; the batches of this turn."""
+        """Read on; the batches of this turn.  What was told before a restart says only who is which rank."""
+        tail = self.tail
+        while (left := (self.told or 0) - tail.bytes_read) > 0 and most_bytes > 0:
+            before = tail.bytes_read
+            yield from (Batch(names=batch.names) for batch in self._read(min(most_bytes, left)))
+            most_bytes -= tail.bytes_read - before
+            if tail.rotations or tail.truncations or tail.bytes_read == before:
+                self.told = 0  # it is another file by now
+        yield from self._read(most_bytes)
+
+    def _read(self, most_bytes: int) -> Iterator[Batch]:
         for chunk in self.tail.read(most_bytes):
             yield from self._take_pending()
             yield self.scanner.feed(chunk)
@@ -214,6 +231,9 @@ class Logs:
         self.again_seconds: float | None = None
         self.dropped_logs = 0  # logs that found no room, so far
         self._refused: set[tuple[str, str]] = set()  # server and log, at the last turn
+        self.seal: Callable[..., str] | None = None  # set where a state is kept
+        self.told_before: Callable[[Server, str, Identity], tuple[int, str] | None] = lambda server, log, file: None
+        self._places: tuple[tuple[float, dict[str, list[Place]]], ...] = ()
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         """Read every log on, and tell what was new and all counts.
@@ -229,6 +249,7 @@ class Logs:
         for name in [name for name in self._servers if name not in present]:
             yield from self._last_words(name, now)
         self.dropped_logs += len(self._refused - refused)
+        self._note_places(now)
         self._look_out()
 
     def close(self) -> None:
@@ -246,6 +267,8 @@ class Logs:
         for log in logs.logs.values():
             if ready and not log.scanner.ready:
                 log.scanner.be_ready()
+            if log.told is None and self.seal is not None:
+                self._pass_over(log, server)
             yield from self._read_log(log, server.name, now, demand=not server.metrics_enabled)
             yield from self._log_readings(log, server.name, logs.before.get(log.place.name, Counter()))
         if any(log.catching_up for log in logs.logs.values()):
@@ -298,7 +321,7 @@ class Logs:
     def _read_log(self, log: _Log, server: str, now: Moment, demand: bool) -> Iterator[Observation]:
         before, batches = log.tail.bytes_read, list(log.read(self._turn_bytes))
         at = now.monotonic
-        if log.is_history and log.tail.modified is not None:
+        if log.is_history and log.tail.modified is not None and not log.told:
             at -= max(0.0, now.wall - log.tail.modified)
         for pid, rank in {pid: rank for batch in batches for pid, rank in batch.names.items()}.items():
             yield RankName(server, pid, rank)
@@ -324,6 +347,35 @@ class Logs:
         yield LOG_BACKLOG.read(float(log.tail.backlog), server, name)
         if log.last_line is not None:
             yield LOG_LAST_LINE.read(log.last_line, server, name)
+
+    # --- over a restart of ours ----------------------------------------------------------------------------
+
+    def _pass_over(self, log: _Log, server: Server) -> None:
+        """Open the log, and find out how much of it was told of before a restart."""
+        for _ in log.tail.read(0):
+            pass
+        if (file := log.tail.identity) is None:
+            return
+        told, mark = self.told_before(server, log.place.name, file) or (0, "")
+        log.told = told if told and self.seal is not None and log.tail.mark(told, self.seal) == mark else 0
+
+    def _note_places(self, now: Moment) -> None:
+        """Keep how far every log is read as of this turn: the daemon takes the results of a turn later."""
+        if self.seal is None:
+            return
+        places: dict[str, list[Place]] = {}
+        for name, logs in self._servers.items():
+            for log in logs.logs.values():
+                if (file := log.tail.identity) is None or log.catching_up:
+                    continue
+                if log.marked[0] != log.tail.offset:
+                    log.marked = log.tail.offset, log.tail.mark(log.tail.offset, self.seal) or ""
+                places.setdefault(name, []).append((log.place.name, file, *log.marked))
+        self._places = (*self._places[-KEPT_TURNS:], (now.monotonic, places))
+
+    def places(self, started: float) -> dict[str, list[Place]]:
+        """server -> its logs, as of the turn that began at `started` (or the last one before)."""
+        return next((places for at, places in reversed(self._places) if at <= started), {})
 
     # --- the next turn -------------------------------------------------------------------------------------
 

@@ -41,6 +41,8 @@ TITLE_SECONDS = 30.0
 
 MOST_STARTS = 1024
 """Server names whose starts are remembered."""
+NEVER = ProcessId(0, 0)
+"""First process of a configured server that has none."""
 
 MOST_ASKED = 4096
 """Processes whose control group is read to know who is in one."""
@@ -111,6 +113,8 @@ class Processes:
         self._children: dict[int, list[Known]] = {}
         self._tracked: dict[str, Tracked] = {}
         self._starts: dict[str, int] = {}
+        self.starts_before: Callable[[str, ProcessId], int] = lambda name, root: 0
+        """Starts counted before a restart of ours, without the present one; set where a state is kept."""
         self._left: set[ProcessId] = set()  # still alive after their server started anew
         self._dropped: set[ProcessId] = set()
         self._refused: set[ProcessId] = set()
@@ -280,7 +284,7 @@ class Processes:
             root=root.id,
             facts=facts,
             started_at=self._boot + root.id.start_ticks / CLOCK_TICKS,
-            starts=self._count_start(name),
+            starts=self._count_start(name, root.id),
             placement=placement,
             around=Surroundings(self._groups, groups),
             configured=configured,
@@ -306,9 +310,10 @@ class Processes:
         self._dropped.add(root)
         return False
 
-    def _count_start(self, name: str) -> int:
+    def _count_start(self, name: str, root: ProcessId) -> int:
         """Starts of the name; the least recent names are forgotten, long after their servers."""
-        starts = self._starts.pop(name, 0) + 1
+        known = self._starts.pop(name, None)
+        starts = (self.starts_before(name, root) if known is None else known) + 1
         self._starts[name] = starts
         while len(self._starts) > MOST_STARTS:
             del self._starts[next(iter(self._starts))]
@@ -524,12 +529,14 @@ class Processes:
         for configured in self._config.servers:
             if configured.name in self._tracked:
                 continue
+            if configured.name not in self._starts and (before := self.starts_before(configured.name, NEVER)):
+                self._starts[configured.name] = before
             yield signals.SERVER_STARTS.read(self._starts.get(configured.name, 0), configured.name)
             yield Server(
                 name=configured.name,
                 framework=configured.framework or "generic",
                 role="embedded" if configured.role == "embedded" else "server",
-                root=ProcessId(0, 0),
+                root=NEVER,
                 started_at=0.0,
                 processes=(),
                 starts=0,
