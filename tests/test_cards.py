@@ -158,10 +158,17 @@ def test_memory_of_the_process_before_is_no_progress_of_the_rank() -> None:
 
 def test_two_processes_of_one_rank_are_no_new_process_at_every_look() -> None:
     node = Node()
-    for number in range(3):
-        node.look(tie(pid="7"), tie(pid="8"), held(1000 + 20 * number))
+    for number, pids in enumerate(("78", "78", "8", "89")):
+        node.look(*(tie(pid=pid) for pid in pids), held(1000 + 20 * number))
 
-    assert node.moved == [("gpu_memory", 5.0), ("gpu_memory", 10.0)]
+    assert node.moved == [("gpu_memory", 5.0), ("gpu_memory", 10.0), ("gpu_memory", 15.0)]
+
+
+def test_a_new_process_on_the_same_card_has_it_at_once() -> None:
+    node = watched(util=0.0)
+    node.look(tie(pid="8"), *card(util=0.0))
+
+    assert node.channels()["gpu_utilization"] is True
 
 
 # --- gpu_bus -----------------------------------------------------------------------------------------------
@@ -237,6 +244,15 @@ def test_the_energy_counter_goes_before_the_gauge() -> None:
 
     assert node.moved == [("gpu_power", 5.0), ("gpu_power", 10.0)]
     assert twin.moved == []
+
+
+def test_a_gauge_read_between_two_looks_at_the_counter_moves_nothing() -> None:
+    node = watched(idle=IDLE, limit=LIMIT)
+    for energy in (0.0, STEP * WORK):
+        node.look(tie(), *card(energy=energy, power=IDLE))
+    node.looks(2, tie(), *card(power=IDLE))
+
+    assert node.moved == [("gpu_power", 15.0)]
 
 
 def test_an_energy_counter_that_falls_says_nothing_and_goes_on_from_there() -> None:
@@ -326,12 +342,19 @@ def test_without_a_limit_only_clear_work_shows_the_span() -> None:
     assert twin.channels()["gpu_power"] is False
 
 
+def test_a_limit_read_once_in_a_while_is_still_the_limit() -> None:
+    node = watched(power=IDLE, limit=LIMIT, idle=IDLE)
+    node.looks(10, tie(), *card(power=WORK, idle=IDLE))
+
+    assert node.moved[-1] == ("gpu_power", node.at)
+
+
 def test_power_is_unreadable_after_three_gaps_and_a_move_before_is_no_move_again() -> None:
     node = watched(power=WORK, limit=LIMIT, idle=IDLE)
-    node.looks(3, tie())
+    node.looks(3, tie(), *card(idle=IDLE))
     assert node.channels()["gpu_power"] is True
 
-    node.look(tie())
+    node.look(tie(), *card(idle=IDLE))
 
     assert node.channels()["gpu_power"] is False
     assert node.moved == [("gpu_power", 5.0)]
@@ -399,6 +422,8 @@ def test_a_card_that_is_not_ours_alone_is_unreadable_and_moves_nothing(neighbour
         pytest.param(held(0, server="other"), id="holds nothing"),
         pytest.param(signals.GPU_UNOWNED_MEMORY.read(15 * MIB, "GPU-0"), id="15 MiB of nobody"),
         pytest.param(signals.GPU_UNOWNED_MEMORY.missing("not_supported", "GPU-0"), id="never known what is unowned"),
+        pytest.param(signals.GPU_PROCESS_MEMORY.missing("vanished", "GPU-0", "other", "TP0"), id="has just gone"),
+        pytest.param(signals.RANK_INFO.missing("vanished", "other", "TP0", "9", "GPU-0"), id="no rank any more"),
         pytest.param(signals.GPU_LOST.read(0, "GPU-0"), id="not lost"),
     ],
 )
@@ -437,6 +462,26 @@ def test_memory_that_a_neighbour_gave_back_when_it_left_is_not_our_move() -> Non
 
     node.look(tie(), *card(used=78_000 * MIB))
     assert node.moved == [("gpu_memory", 20.0)]
+
+
+def test_what_was_gathered_before_a_neighbour_came_is_forgotten() -> None:
+    """Its memory and its traffic may still be in the first figures after it left."""
+    node = watched(used=1000 * MIB, receive=100 * MIB)
+    node.look(tie(), held(10, server="other"), *card(receive=100 * MIB))
+    node.cards.forget("other")
+    node.look(tie(), *card(util=0.0))
+
+    node.look(tie(), *card(used=1100 * MIB, receive=100 * MIB))
+
+    assert node.moves == []
+
+
+def test_unowned_memory_that_cannot_be_read_any_more_is_still_there() -> None:
+    node = watched(unowned=20 * MIB)
+    node.looks(2, tie(), *card(unowned=None, util=1.0))
+
+    assert node.moves == []
+    assert node.channels()["gpu_utilization"] is False
 
 
 def test_a_neighbour_that_is_read_no_more_has_left() -> None:
@@ -525,6 +570,15 @@ def test_a_server_that_is_forgotten_has_no_card() -> None:
     assert node.moved == [("gpu_utilization", 5.0)]
 
 
+def test_a_server_that_is_forgotten_and_comes_again_begins_anew() -> None:
+    node = watched(used=70_000 * MIB)
+    node.cards.forget("s")
+
+    node.look(tie(pid="8"), *card(used=500 * MIB))
+
+    assert node.moves == []
+
+
 # --- at rest -----------------------------------------------------------------------------------------------
 
 
@@ -586,6 +640,7 @@ def test_no_card_and_a_stale_one_are_not_known_to_rest() -> None:
 
 def test_cards_are_bounded_and_new_ones_take_the_place_of_those_that_went() -> None:
     node = Node()
+    node.look(tie(server="old"))
     node.look(*(reading for number in range(MOST_CARDS + 50) for reading in card(f"GPU-{number}", util=0.0)))
     node.looks(2, tie(gpu="GPU-new"), *card("GPU-new", util=1.0))
     assert len(node.cards) == MOST_CARDS
@@ -596,6 +651,7 @@ def test_cards_are_bounded_and_new_ones_take_the_place_of_those_that_went() -> N
 
     assert len(node.cards) == 1
     assert node.moved == [("gpu_utilization", node.at)]
+    assert set(node.channels("old").values()) == {None}
 
 
 def test_ranks_of_a_card_are_bounded_too() -> None:
