@@ -1,4 +1,4 @@
-"""The `node` collector: memory of the host and kills by the kernel's OOM killer."""
+"""The `node` collector: memory of the host, kills by the kernel's OOM killer, and locks that servers wait for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ..model import Observation, Reading, Scene, Signal
-from ..signals import OOM_KILLS
+from ..signals import LOCK_AGE, LOCK_HELD, OOM_KILLS
 from . import Host, Moment
+from .locks import Locks
 from .procfs import reason_of
 
 MEMORY_AVAILABLE = Signal(
@@ -39,13 +40,16 @@ class Node:
         MEMORY_TOTAL,
         OOM_KILLS,
         SHM_USED,
+        LOCK_AGE,
+        LOCK_HELD,
     )
 
     def __init__(self, host: Host) -> None:
         self._proc, self._shm = host.proc, host.root / "dev/shm"  # the host's own tmpfs is measured
+        self._locks = Locks(host)
 
     def close(self) -> None:
-        """Nothing is kept."""
+        self._locks.close()
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         """stallwatch_node_memory_available_bytes 4.46e+11"""
@@ -60,6 +64,7 @@ class Node:
             yield SHM_USED.missing(reason_of(error))
         else:
             yield SHM_USED.read((space.f_blocks - space.f_bfree) * space.f_frsize)
+        yield from self._locks.read(scene, now)
 
     def _oom_kills(self) -> Reading:
         """Counted since Linux 4.13."""
