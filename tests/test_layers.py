@@ -74,7 +74,10 @@ ALLOWED: Mapping[str, str] = {
     "verdict.evidence": "model config signals server_timeline tracks verdict.channels",
     "episodes": "model config server_timeline timeline verdict.*",
     "poller": "model signals config sources",
-    "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline verdict.* episodes poller",
+    "memory": "model signals startup tracks server_timeline timeline episodes",
+    "state_file": "",
+    "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline verdict.* episodes"
+    " poller memory",
     # From the Report to whoever reads it.
     "exposition": ". model signals config printable",
     "presentation": "model printable",
@@ -82,17 +85,19 @@ ALLOWED: Mapping[str, str] = {
     # On top of all.
     "log_format": "",
     "parse": "model strict_yaml startup config frameworks sources.log_lines",
-    "assembly": "model strict_yaml config frameworks sources sources.logs sources.table daemon poller",
+    "assembly": "model strict_yaml config frameworks sources sources.logs sources.processes sources.table daemon poller"
+    " memory",
     "catalogue": "model signals sources.table daemon exposition",
     "stacks": "printable sources.procfs",
     "recording": "model config strict_yaml",
     "told": "model signals recording tracks",
     "replay": "model strict_yaml signals clock config frameworks tracks timeline episodes daemon presentation printable"
     " catalogue recording told",
+    "record": "model strict_yaml config frameworks assembly recording",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
-    "serve": "model strict_yaml frameworks assembly daemon exposition presentation web.*",
+    "serve": "model strict_yaml frameworks assembly daemon exposition presentation memory state_file web.*",
     "drill": "model strict_yaml config",
-    "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue replay",
+    "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue record replay",
     "__main__": "cli",
 }
 

@@ -12,7 +12,7 @@ import pytest
 from proc_tree import BOOT
 from process_node import INDUCTOR, SPAWN, TRACKER, Node, configured
 from stallwatch.config import Config, ConfiguredServer, Discovery, Limits, Match
-from stallwatch.model import RankName
+from stallwatch.model import ProcessId, RankName
 
 
 @pytest.fixture
@@ -645,10 +645,18 @@ def test_command_lines_that_cannot_be_read_are_counted(node: Node) -> None:
 
 def test_ten_thousand_names_are_not_all_remembered(node: Node) -> None:
     for number in range(1100):
-        node.source._count_start(f"vllm-8000@{number}")
+        node.source._count_start(f"vllm-8000@{number}", ProcessId(number, 1))
 
     assert len(node.source._starts) == 1024
-    assert node.source._count_start("vllm-8000@1099") == 2
+    assert node.source._count_start("vllm-8000@1099", ProcessId(2000, 1)) == 2
+
+
+def test_starts_that_were_counted_before_a_restart_of_ours_are_counted_on(node: Node) -> None:
+    node.source.starts_before = lambda name, root: 4 if name == "vllm-8000" else 0
+
+    counted = [node.source._count_start(name, ProcessId(7, 1)) for name in ("vllm-8000", "vllm-8000", "vllm-9000")]
+
+    assert counted == [5, 6, 1]
 
 
 def test_closing_gives_every_descriptor_back(node: Node) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from .config import COLLECTORS, Config, load_config
 from .daemon import Daemon
 from .frameworks import Framework, load_frameworks
+from .memory import Memory
 from .model import Report, Result, Scene
 from .poller import Poller
-from .sources import Host
+from .sources import Host, Source
 from .sources.logs import Logs
+from .sources.processes import Processes
 from .sources.table import SOURCES
 from .strict_yaml import InputError
 
@@ -72,8 +74,12 @@ def make_daemon(
     publish: Callable[[Report], None],
     config: Config | None = None,
     witness: Callable[[Result, float, float], None] | None = None,
+    memory: Memory | None = None,
 ) -> Daemon:
-    """A daemon that is not started.  InputError when the configuration or a framework file is wrong."""
+    """A daemon that is not started.  InputError when the configuration or a framework file is wrong.
+
+    `witness` and `memory`: see Daemon.
+    """
     frameworks = load_frameworks()
     config = config or read_config(settings, frameworks)
     raise_descriptor_limit()
@@ -88,6 +94,16 @@ def make_daemon(
                 poller = Poller(source, config.intervals.of(name), scene, notify)
                 if isinstance(source, Logs):
                     source.wake = poller.wake
+                if memory is not None:
+                    _remind(source, memory)
                 yield poller
 
-    return Daemon(host, pollers, publish, witness=witness)
+    return Daemon(host, pollers, publish, witness=witness, memory=memory)
+
+
+def _remind(source: Source, memory: Memory) -> None:
+    """Tell a source what it counted and told before a restart of ours."""
+    if isinstance(source, Logs):
+        source.seal, source.told_before = memory.seal, memory.position
+    if isinstance(source, Processes):
+        source.starts_before = memory.starts_before

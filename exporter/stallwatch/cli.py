@@ -180,6 +180,13 @@ def _add_serve(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
         help="answers at once; 0 = no limit",
     )
     add_switch(parser, "--web.enable-lifecycle", environ, False, "allow POST /-/reload")
+    add_flag(
+        parser,
+        "--state.dir",
+        environ,
+        metavar="DIR",
+        help="folder in which verdicts outlast a restart of the exporter (default: none, they do not)",
+    )
     add_switch(parser, "--once", environ, False, "one complete cycle, the page to stdout, then exit")
 
 
@@ -200,6 +207,14 @@ def _add_parse(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
     parser.add_argument("files", nargs="+", metavar="LOGFILE", help="a log, or - for stdin; .gz is unpacked")
     parser.add_argument("--framework", default="auto", metavar="NAME", help="whose log it is, or auto")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output")
+
+
+def _add_record(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    _add_looking(parser, environ)
+    parser.add_argument("--out", required=True, metavar="FILE", help="a new file, .jsonl or .jsonl.gz")
+    parser.add_argument(
+        "--for", dest="seconds", type=_watch, default=600.0, metavar="DURATION", help="how long (default 10m)"
+    )
 
 
 def _add_replay(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
@@ -226,7 +241,7 @@ def _run_serve(arguments: argparse.Namespace) -> int:
         max_requests=getattr(arguments, "web.max_requests"),
         enable_lifecycle=getattr(arguments, "web.enable-lifecycle"),
     )
-    return serve.serve(settings, web)
+    return serve.serve(settings, web, getattr(arguments, "state.dir"))
 
 
 def _settings(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
@@ -258,6 +273,12 @@ def _run_parse(arguments: argparse.Namespace) -> int:
     document = parse_files(arguments.files, arguments.framework, load_frameworks())
     print(json.dumps(document, indent=1) if arguments.format == "json" else format_text(document))
     return 0
+
+
+def _run_record(arguments: argparse.Namespace) -> int:
+    from .record import record
+
+    return record(_settings(arguments), arguments.out, arguments.seconds)
 
 
 def _run_replay(arguments: argparse.Namespace) -> int:
@@ -293,6 +314,7 @@ COMMANDS: Mapping[str, tuple[str, Adder, Callable[[argparse.Namespace], int]]] =
     "serve": ("the exporter", _add_serve, _run_serve),
     "check": ("what is every server on this node doing?", _add_check, _run_check),
     "parse": ("read whole logs and say how far the start came", _add_parse, _run_parse),
+    "record": ("write what the collectors read to a file", _add_record, _run_record),
     "replay": ("judge a recording as serve would have", _add_replay, _run_replay),
     "frameworks": ("list the inference servers that are known", _add_nothing, _run_frameworks),
     "signals": ("list everything that is observed", _add_nothing, _run_signals),

@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from . import signals
 from .clock import Clock
 from .config import Config, Thresholds
 from .episodes import Episodes
 from .frameworks import Framework
+from .memory import Memory, Place
 from .model import (
     Listener,
     ProcessId,
@@ -24,12 +26,14 @@ from .model import (
     Report,
     Result,
     Scene,
+    Server,
     ServerReport,
     Signal,
 )
 from .poller import Poller, is_urgent
 from .server_timeline import ServerTimeline
 from .sources import Host
+from .sources.logs import Logs
 from .sources.procfs import CLOCK_TICKS
 from .timeline import Timeline
 
@@ -72,10 +76,15 @@ class Daemon:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         witness: Callable[[Result, float, float], None] | None = None,
+        memory: Memory | None = None,
     ) -> None:
-        """`witness` is told of every result that is taken, with its time on our clock and its source's interval."""
+        """`witness` is told of every result that is taken, with its time on our clock and its source's interval.
+
+        `memory`: what was known before a restart of ours.
+        """
         self.config: Config = host.config
         self._publish, self._monotonic, self._wall, self._witness = publish, monotonic, wall, witness
+        self._memory = memory
         self._wake = threading.Event()
         self._stopping = False
         self.scene = Scene()
@@ -193,10 +202,14 @@ class Daemon:
         at = self._clock.of(result.finished, earliest)
         if result.servers is not None:
             self._timeline.see(result.servers, at)
+            self._recall(result.servers, at, result.finished)
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
         if self._witness is not None:
             self._witness(result, at, interval)
-        self._timeline.put(result.readings, at, interval, measured=result.finished)
+        readings: Iterable[Reading] = result.readings
+        if self._memory is not None:
+            readings = self._memory.settle(self._timeline, readings, at)
+        self._timeline.put(readings, at, interval, measured=result.finished)
         pause = result.finished - at
         events = (replace(event, at=event.at - pause) for event in result.events) if pause else result.events
         self._timeline.tell(events)
@@ -208,6 +221,28 @@ class Daemon:
         if result.rank_names:
             known = dict.fromkeys((*self.scene.rank_names, *result.rank_names))
             self.scene = replace(self.scene, rank_names=tuple(known)[-MOST_RANK_NAMES:])
+
+    def _recall(self, servers: Iterable[Server], at: float, measured: float) -> None:
+        """What was known of servers before a restart of ours is known again before their first readings."""
+        if self._memory is None:
+            return
+        names = self._memory.meet(self._timeline, self._episodes, servers, at, measured)
+        if names:
+            self.scene = replace(self.scene, rank_names=(*self.scene.rank_names, *names)[-MOST_RANK_NAMES:])
+
+    def remembered(self) -> dict[str, Any] | None:
+        """All that is known as of the last tick, as a document (see memory); None when nothing is kept."""
+        if self._memory is None:
+            return None
+        places: Mapping[str, Iterable[Place]] = {}
+        for poller in self.pollers:
+            latest = self._latest.get(poller.source.name)
+            if latest is not None and isinstance(poller.source, Logs):
+                places = poller.source.places(latest.started)
+        monotonic = self._now + self._clock.skipped
+        return self._memory.document(
+            self._timeline, self._episodes, self.scene.rank_names, places, self._now, monotonic
+        )
 
     def _see_listeners(self, listeners: tuple[Listener, ...]) -> None:
         """A port that opened is asked now, not an interval of `endpoints` later."""

@@ -15,8 +15,10 @@ from .assembly import Settings, make_daemon, read_config
 from .daemon import Daemon
 from .exposition import render
 from .frameworks import load_frameworks
+from .memory import Memory
 from .model import Report
 from .presentation import document, verdict_line
+from .state_file import Schedule, StateWriter, open_state
 from .strict_yaml import InputError
 from .web import ListenError, Published, serve_http
 
@@ -32,6 +34,44 @@ class WebSettings:
     telemetry_path: str = "/metrics"
     max_requests: int = 40
     enable_lifecycle: bool = False
+
+
+class Keeper:
+    """Keeps what is known in the state folder, so that a restart of ours neither ends nor repeats an alert.
+
+    `memory` is None where nothing can be kept; serve goes on without.
+    """
+
+    def __init__(self, folder: str | None, procfs: str) -> None:
+        self.memory: Memory | None = None
+        self._writer: StateWriter | None = None
+        self._schedule = Schedule()
+        found = open_state(folder, procfs) if folder else None
+        if found is None:
+            return
+        state, boot, kept = found
+        self.memory = Memory(state.seal, boot)
+        problem = self.memory.load(kept, time.monotonic()) if kept is not None else "there is none"
+        log.info("state is kept", extra={"before": problem or "taken up"})
+        self._writer = StateWriter(state)
+        self._writer.start()
+
+    def hear(self, report: Report, daemon: Daemon) -> None:
+        """Have the state written when it is due."""
+        certain = frozenset(s.server.name for s in report.servers if s.verdict.state in ("stalled", "failed"))
+        if self._writer is not None and self._schedule.is_due(report.monotonic, certain):
+            self._offer(daemon)
+
+    def close(self, daemon: Daemon) -> None:
+        """Write a last time."""
+        if self._writer is not None:
+            self._offer(daemon)
+            self._writer.close()
+
+    def _offer(self, daemon: Daemon) -> None:
+        state = daemon.remembered()
+        if self._writer is not None and state is not None:
+            self._writer.offer(state)
 
 
 class Speaker:
@@ -79,16 +119,18 @@ class Speaker:
             print("no inference server found yet; looking again every few seconds", file=self._out, flush=True)
 
 
-def serve(settings: Settings, web: WebSettings) -> int:
+def serve(settings: Settings, web: WebSettings, state_folder: str | None = None) -> int:
     """Run until SIGINT or SIGTERM.  Exit code 0; 2 when an address cannot be listened on."""
     published: list[Published] = []
     speaker = Speaker()
+    keeper = Keeper(state_folder, settings.procfs)
 
     def publish(report: Report) -> None:
         published[0].publish(report)
         speaker.hear(report)
+        keeper.hear(report, daemon)
 
-    daemon = make_daemon(settings, publish)
+    daemon = make_daemon(settings, publish, memory=keeper.memory)
     published.append(Published(daemon.config.intervals.tick, time.monotonic))
     reload = Reloading(daemon, settings, published[0])
     try:
@@ -112,6 +154,7 @@ def serve(settings: Settings, web: WebSettings) -> int:
     try:
         daemon.start()
         daemon.run()
+        keeper.close(daemon)  # not after a bug in the tick: what it left behind is not to be trusted
     finally:
         http.stop()
         daemon.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pwd
 import re
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
