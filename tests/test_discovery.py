@@ -153,7 +153,7 @@ def test_arguments_of_vllm_are_read() -> None:
         data_parallel=2,
         nnodes=2,
         node_rank=1,
-        group=group_hash("10.0.0.1", 2),
+        group=group_hash("10.0.0.1:29501", 2),
         speculative="eagle",
         metrics_enabled=False,
         headless=True,

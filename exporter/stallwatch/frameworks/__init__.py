@@ -32,13 +32,23 @@ ARGUMENTS = (
     "nnodes",
     "node_rank",
     "rendezvous",
+    "rendezvous_port",
+    "data_parallel_local",
+    "data_parallel_rank",
+    "data_parallel_start",
+    "data_parallel_address",
+    "data_parallel_port",
+    "attention_only",
     "speculative",
     "served_model",
     "headless",
     "metrics_enabled",
 )
 ENDPOINTS = ("health", "models", "metrics")
-METRICS = ("requests_running", "requests_waiting", "generated_tokens", "prompt_tokens", "finished_requests")
+METRICS = (
+    *("requests_running", "requests_waiting", "generated_tokens", "prompt_tokens", "finished_requests"),
+    "awake_engines",
+)
 NUMBER_FIELDS = ("done", "total", "ratio", "percent", "running", "waiting", "generation_tokens_per_second")
 """Named groups that become fields of the event; `percent` becomes `ratio`."""
 NAMING_FIELDS = ("rank", "dp", "pp", "tp", "version", "tp_size", "pp_size", "dp_size")
@@ -73,13 +83,15 @@ class Argument:
     """How a server takes one argument.
 
     `flags` as written on the command line; `positional`: else the first word after the entry point that is no
-    flag; `is_flag`: present or not, without a value; `inverted`: present means no.
+    flag; `is_flag`: present or not, without a value; `inverted`: present means no; `default`: what the server
+    takes when it is not given, where that matters.
     """
 
     flags: tuple[str, ...]
     positional: bool = False
     is_flag: bool = False
     inverted: bool = False
+    default: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +168,10 @@ class Framework:
 
     @property
     def metrics(self) -> Mapping[str, tuple[str, ...]]:
-        """Our name of a figure -> metric names of the server's own /metrics, newest first."""
+        """Our name of a figure -> metric names of the server's own /metrics, newest first.
+
+        `name{label="value"}` counts only the samples with that label.
+        """
         return self.access.metrics
 
     @property
@@ -291,6 +306,7 @@ def _arguments(top: Section) -> dict[str, Argument]:
                 positional=section.boolean("positional", False),
                 is_flag=section.boolean("is_flag", False),
                 inverted=section.boolean("inverted", False),
+                default=section.text("default", ""),
             )
             section.finish()
     below.finish(ARGUMENTS)

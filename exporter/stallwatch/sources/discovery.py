@@ -101,7 +101,11 @@ def entry_point(framework: Framework, words: Sequence[str]) -> tuple[str, ...] |
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the arguments of a server say; nothing else of the command line is kept."""
+    """What the arguments of a server say; nothing else of the command line is kept.
+
+    `data_parallel`: copies of the model, each with ranks of its own.  `nnodes`: launches the copies and ranks are
+    spread over, this one included; the ranks of this node are its share.
+    """
 
     model: str = ""
     port: int | None = None
@@ -124,21 +128,41 @@ def read_facts(framework: Framework, words: Sequence[str]) -> Facts:
         found = whole_number(given.get(name))
         return default if found is None else found
 
-    nnodes = number("nnodes", 1)
+    def address(name: str, port: str) -> str:
+        """With the port the framework would take itself: one node may write it out and another not."""
+        known = framework.arguments.get(port)
+        host = given.get(name) or ""
+        return f"{host}:{given.get(port) or known.default}" if host and known is not None else host
+
+    copies = 1 if given.get("attention_only") is not None else max(1, number("data_parallel", 1))
+    nodes = max(1, number("nnodes", 1))
+    here = 1 if given.get("data_parallel_rank") is not None else number("data_parallel_local", copies)
+    spread = _launches(copies, here) if nodes == 1 else 1
+    headless = given.get("headless") is not None
+    start = number("data_parallel_start", here) // max(1, here)
     switched = given.get("metrics_enabled") is not None
     return Facts(
         model=short_model(given.get("served_model") or given.get("model") or ""),
         port=port if 0 < (port := number("port", 0)) <= LARGEST_PORT else None,
         tensor_parallel=max(1, number("tensor_parallel", 1)),
         pipeline_parallel=max(1, number("pipeline_parallel", 1)),
-        data_parallel=max(1, number("data_parallel", 1)),
-        nnodes=max(1, nnodes),
-        node_rank=number("node_rank", 0),
-        group=group_hash(given.get("rendezvous") or "", nnodes),
+        data_parallel=copies,
+        nnodes=max(nodes, spread),
+        node_rank=max(1, start) if headless and spread > 1 else number("node_rank", 0),
+        group=group_hash(address("data_parallel_address", "data_parallel_port"), copies)
+        if spread > 1
+        else group_hash(address("rendezvous", "rendezvous_port"), nodes),
         speculative=speculative_name(given.get("speculative") or ""),
         metrics_enabled=framework.metrics_default != switched,
-        headless=given.get("headless") is not None,
+        headless=headless,
     )
+
+
+def _launches(copies: int, here: int) -> int:
+    """How many launches share the copies when `here` of them run in this one; at least two when not all do."""
+    if here >= copies:
+        return 1
+    return -(-copies // here) if here else 2
 
 
 def argument_value(argument: Argument, words: Sequence[str]) -> str | None:
@@ -164,10 +188,12 @@ def short_model(text: str) -> str:
 
 
 def group_hash(rendezvous: str, nnodes: int) -> str:
-    """A short name for a group of nodes: hash of the rendezvous address and the number of nodes."""
+    """A short name for a group of nodes: hash of the rendezvous address and the size of the group."""
     if nnodes <= 1 or not rendezvous:
         return ""
-    return hashlib.blake2b(f"{rendezvous}|{nnodes}".encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(
+        f"{rendezvous.lower()}|{nnodes}".encode("utf-8", "surrogateescape"), digest_size=6
+    ).hexdigest()
 
 
 def speculative_name(text: str) -> str:
