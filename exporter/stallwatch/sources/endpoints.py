@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import ssl
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 from urllib.parse import quote, urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from ..model import HealthTarget, Listener, Observation, ProcessId, Scene, Server, Signal
 from ..signals import (
@@ -26,6 +28,7 @@ from ..signals import (
     PROMPT_TOKENS,
     REQUESTS_RUNNING,
     REQUESTS_WAITING,
+    SERVER_PAUSED,
 )
 from . import Host, Moment
 from .http_probe import Answer, Names, Request, fetch_all
@@ -46,6 +49,12 @@ PAGE_SIGNALS: Mapping[str, Signal] = {
 }
 """What is taken from a server's own metrics page, by the keys of Framework.metrics."""
 
+AWAKE_ENGINES = "awake_engines"
+"""Engines that are awake, by the same keys: a server with none is paused."""
+
+_NAME = re.compile(r'(?P<name>[^{]+)(?:\{(?P<label>\w+)="(?P<value>[^"\\]*)"\})?')
+"""A metric's name, or only its samples with one label of one value."""
+
 DEADLINE_SECONDS = 5.0
 LOOK_UP_SECONDS = 1.0
 ASK_AGAIN_EVERY = 10
@@ -65,7 +74,7 @@ class MetricsPage:
 
     def __init__(self, names: Mapping[str, tuple[str, ...]]) -> None:
         self._names = names
-        every = {name.encode() for alternatives in names.values() for name in alternatives}
+        every = {name.partition("{")[0].encode() for alternatives in names.values() for name in alternatives}
         self._starts = tuple(name + after for name in every for after in (b"{", b" ", b"\t"))
         self._kept: list[bytes] = []
         self._kept_bytes = 0
@@ -102,16 +111,24 @@ class MetricsPage:
         if self._kept_bytes > _KEPT_LIMIT_BYTES:
             raise ValueError("the wanted lines are too long")
         text = b"\n".join([*self._kept, b""]).decode("utf-8", "replace")
-        sums: dict[str, float] = {}
         try:
-            for family in text_string_to_metric_families(text):
-                for sample in family.samples:
-                    if math.isfinite(sample.value):
-                        sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+            families = list(text_string_to_metric_families(text))
         except IndexError as error:  # the parser's answer to some broken labels
             raise ValueError("the page is no metrics page") from error
-        found = {key: [name for name in names if name in sums] for key, names in self._names.items()}
-        return {key: sums[names[0]] for key, names in found.items() if names}
+        samples = [sample for family in families for sample in family.samples if math.isfinite(sample.value)]
+        sums = {name: _sum(name, samples) for names in self._names.values() for name in names}
+        found = {key: [name for name in names if sums[name] is not None] for key, names in self._names.items()}
+        return {key: total for key, names in found.items() if names and (total := sums[names[0]]) is not None}
+
+
+def _sum(name: str, samples: Iterable[Sample]) -> float | None:
+    """Of the samples with that name (and label); None when there is none."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    wanted, label, value = match.group("name", "label", "value")
+    values = [s.value for s in samples if s.name == wanted and (label is None or s.labels.get(label) == value)]
+    return sum(values) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +151,7 @@ class Endpoints:
         HEALTH_DURATION,
         HEALTH_TIMEOUTS,
         *PAGE_SIGNALS.values(),
+        SERVER_PAUSED,
     )
 
     def __init__(self, host: Host, *, deadline_seconds: float = DEADLINE_SECONDS, names: Names | None = None) -> None:
@@ -209,7 +227,7 @@ class Endpoints:
         path = framework.endpoints.get("metrics") if framework else None
         if framework is None or not path or not server.metrics_enabled or self._is_skipped(server):
             return
-        names = {key: framework.metrics[key] for key in PAGE_SIGNALS if framework.metrics.get(key)}
+        names = {key: framework.metrics[key] for key in (*PAGE_SIGNALS, AWAKE_ENGINES) if framework.metrics.get(key)}
         if names:
             page = MetricsPage(names)
             yield _Probe(server, "metrics", _plain(listener, path, page), page)
@@ -288,6 +306,8 @@ class Endpoints:
                 yield signal.missing(reason, server.name)
             elif key in totals:
                 yield signal.read(totals[key], server.name)
+        if totals is not None and AWAKE_ENGINES in totals:
+            yield SERVER_PAUSED.read(float(totals[AWAKE_ENGINES] == 0), server.name)
 
 
 def _listener_of(server: Server, listeners: tuple[Listener, ...]) -> Listener | None:
