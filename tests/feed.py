@@ -50,6 +50,60 @@ class Counters:
 
 
 @dataclass(slots=True)
+class Serving:
+    """What the server's own metrics and its endpoints say; None = not asked for."""
+
+    running: float | None = None
+    waiting: float | None = None
+    generated: float | None = None
+    prompt: float | None = None
+    finished: float | None = None
+    health: float | None = None
+    timeouts: float | None = None  # of the health endpoint, so far
+    paused: float | None = None
+    foreign: float | None = None  # another process has its port
+
+    def readings(self, name: str) -> list[Reading]:
+        plain = {
+            signals.REQUESTS_RUNNING: self.running,
+            signals.REQUESTS_WAITING: self.waiting,
+            signals.GENERATED_TOKENS: self.generated,
+            signals.PROMPT_TOKENS: self.prompt,
+            signals.FINISHED_REQUESTS: self.finished,
+            signals.SERVER_PAUSED: self.paused,
+        }
+        labelled = {
+            (signals.HEALTH_STATUS, "health"): self.health,
+            (signals.HEALTH_TIMEOUTS, "health"): self.timeouts,
+            (signals.PORT_FOREIGN, "8000"): self.foreign,
+        }
+        return [
+            *(signal.read(value, name) for signal, value in plain.items() if value is not None),
+            *(signal.read(value, name, label) for (signal, label), value in labelled.items() if value is not None),
+        ]
+
+
+@dataclass(slots=True)
+class CardFigures:
+    """One card, with one rank alone on it that holds its share of the weights."""
+
+    held: float = 76e9
+    utilization: float = 0.0
+    dram_activity: float = 0.0
+    pcie: float = 200e3  # bytes per second: an idle link chatters
+
+    def readings(self, name: str, rank: str) -> list[Reading]:
+        gpu = f"GPU-{rank}"
+        return [
+            signals.RANK_INFO.read(1.0, name, rank, "7", gpu),
+            signals.GPU_PROCESS_MEMORY.read(self.held, gpu, name, rank),
+            signals.GPU_UTILIZATION.read(self.utilization, gpu),
+            signals.GPU_DRAM_ACTIVITY.read(self.dram_activity, gpu),
+            signals.GPU_PCIE_RECEIVE.read(self.pcie, gpu),
+        ]
+
+
+@dataclass(slots=True)
 class Feed:
     """Counters that stay as they are until a test moves them, and looks at them."""
 
@@ -68,6 +122,15 @@ class Feed:
     dead: set[str] = field(default_factory=set)
     root: bool = True
     last_look: float = 0.0
+    serving: Serving = field(default_factory=Serving)
+    cards: dict[str, CardFigures] = field(default_factory=dict)  # by rank
+    lock_age: dict[str, float] = field(default_factory=dict)  # by kind
+    lock_held: dict[str, float | None] = field(default_factory=dict)  # by kind; None = unreadable
+    scope: float | None = None  # whether anything of its container or unit runs; None = it is in none
+    stopping: float | None = None
+    frozen: float | None = None
+    traced: set[str] = field(default_factory=set)
+    kills: float | None = None  # by the kernel for memory, on the node, since boot
 
     def __post_init__(self) -> None:
         markers = {"sglang": ("capture_end",)}
@@ -102,8 +165,16 @@ class Feed:
             signals.CHILD_CPU.read(0.0, name, "compiler"),
             signals.CHILD_PROCESSES.read(self.compilers, name, "compiler"),
         ]
+        whole = {
+            signals.SERVER_SCOPE_ALIVE: self.scope,
+            signals.SERVER_STOPPING: self.stopping,
+            signals.SERVER_FROZEN: self.frozen,
+        }
+        readings += [signal.read(value, name) for signal, value in whole.items() if value is not None]
         for rank in self.ranks:
             readings.append(signals.RANK_ALIVE.read(float(rank not in self.dead), name, rank))
+            if self.traced:
+                readings.append(signals.RANK_TRACED.read(float(rank in self.traced), name, rank))
         for label, counters in self.of.items():
             if label not in self.dead:
                 readings += _usage(name, label, counters, io)
@@ -124,6 +195,34 @@ class Feed:
         waits = {rank: self.waits.get(rank, "futex") for rank in self.ranks}
         return [signals.THREADS.read(205.0, self.server.name, r, w or "unreadable") for r, w in waits.items()]
 
+    def endpoints(self, t: float, interval: float | None = None) -> None:
+        """One read of the `endpoints` and `sockets` collectors."""
+        self.timeline.put(self.serving.readings(self.server.name), t, interval or self.interval)
+
+    def node(self, t: float) -> None:
+        """One read of the `node` collector."""
+        self.timeline.put(self.node_readings(), t, self.interval)
+
+    def node_readings(self) -> list[Reading]:
+        name = self.server.name
+        readings = [signals.LOCK_AGE.read(age, name, kind) for kind, age in self.lock_age.items()]
+        for kind, held in self.lock_held.items():
+            unreadable = signals.LOCK_HELD.missing("not_supported", name, kind)
+            readings.append(unreadable if held is None else signals.LOCK_HELD.read(held, name, kind))
+        return readings + ([] if self.kills is None else [signals.OOM_KILLS.read(self.kills)])
+
+    def gpus(self, t: float) -> None:
+        """One read of the cards."""
+        readings = [reading for rank, card in self.cards.items() for reading in card.readings(self.server.name, rank)]
+        self.timeline.put(readings, t, self.interval)
+
+    def stats(self, t: float, running: float, waiting: float = 0.0, speed: float | None = None) -> None:
+        """One stats line of the log."""
+        if speed is None:
+            self.tell(t, "stats", running=running, waiting=waiting)
+        else:
+            self.tell(t, "stats", running=running, waiting=waiting, generation_tokens_per_second=speed)
+
     def tell(self, t: float, event: str, rank: str | None = None, **fields: float | str) -> None:
         """One line of the log."""
         self.log_bytes += 100
@@ -134,6 +233,9 @@ class Feed:
         self.processes(t)
         self.logs(t)
         self.threads(t)
+        self.endpoints(t)
+        self.node(t)
+        self.gpus(t)
 
     def tick(self, t: float, wall: float | None = None, dated: Mapping[str, float] | None = None) -> ServerReport:
         """What the daemon does at a tick, after the collectors."""
