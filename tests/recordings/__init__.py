@@ -1,0 +1,8 @@
+"""Recordings of stuck, slow and healthy servers, written by a script: see docs/RECORDINGS.md.
+
+stage.py    a node, its servers and processes, a clock; writes the lines of a recording
+pieces.py   what servers do: load, compile, wait at a barrier, serve, stand still
+startup.py serving.py traps.py   the cases, from those pieces
+corpus.py   case -> how to make it
+truth.yaml  case -> what a verdict must say, and by when
+"""
