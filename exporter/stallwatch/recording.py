@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +64,8 @@ _NUMBERS = {"nnodes": 1, "node_rank": 0, "tensor_parallel": 1, "pipeline_paralle
 """Key of a server -> the least number allowed."""
 _LARGEST_NUMBER = 1 << 20
 _TIMES = ("window", "stall_after", "suspect_after", "serve_stall_after")
-_TEXT_FIELDS = {"kind": frozenset(ERROR_KINDS), "version": None}
-"""Fields of an event that may be text -> the texts allowed; None = any."""
+_TEXT_FIELDS = {"kind": frozenset(ERROR_KINDS)}
+"""Fields of an event that may be words -> the words allowed in what we write."""
 
 Json = dict[str, Any]
 
@@ -167,7 +167,7 @@ class Reader:
 
     @staticmethod
     def _no_json(text: bytes, error: ValueError) -> str:
-        if not text.endswith(b"\n"):
+        if isinstance(error, json.JSONDecodeError) and not text.endswith(b"\n"):
             return "is cut off: the recording ended in the middle of this line; delete it to use what is before it"
         problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
         return f"is no JSON object: {problem}"
@@ -417,3 +417,84 @@ def told_servers(lines: Iterable[bytes]) -> set[str]:
             server = parsed.get("server")
             servers.add(server if isinstance(server, str) else "")
     return servers
+
+
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+def header_line(interval_seconds: float, begun: float, servers: Sequence[Json]) -> str:
+    """The first line; `begun` is the Unix time of second 0."""
+    return _line(
+        {
+            "stallwatch_recording": VERSION,
+            "interval_seconds": interval_seconds,
+            "begun_timestamp_seconds": round(begun, 3),
+            "servers": list(servers),
+        }
+    )
+
+
+def servers_line(t: float, servers: Sequence[Json]) -> str:
+    """Servers that came, or became better known, since the header."""
+    return _line({"t": round(t, 3), "servers": list(servers)})
+
+
+def look_line(t: float, source: str, interval: float, readings: Iterable[Reading]) -> str:
+    """What one source read at one look."""
+    rows = [_row(reading) for reading in readings]
+    return _line({"t": round(t, 3), "source": source, "interval": interval, "readings": rows})
+
+
+def event_line(t: float, event: Event) -> str:
+    """One line of a log: what it means, never what it says."""
+    found: Json = {"t": round(t, 3), "server": event.server}
+    found["event" if event.event in EVENTS else "line"] = event.event
+    if event.rank is not None:
+        found["rank"] = event.rank
+    if event.log:
+        found["log"] = event.log
+    fields = {name: value for name, value in event.fields.items() if _is_no_text(name, value)}
+    if fields:
+        found["fields"] = fields
+    return _line(found)
+
+
+def server_document(server: Server, thresholds: Thresholds) -> Json:
+    """What the header says of a server.  Its ranks only where all are known: else their number says more."""
+    found: Json = {"server": server.name, "role": server.role}
+    found |= {word: getattr(server, word) for word in _TEXTS if getattr(server, word)}
+    found |= {word: getattr(server, word) for word in _NUMBERS}
+    if server.ports:
+        found["port"] = server.ports[0]
+    seen = tuple(sorted({process.rank for process in server.ranks}))
+    ranks = server.expected_ranks or (seen if len(seen) >= server.ranks_expected else ())
+    if ranks:
+        found["ranks"] = list(ranks)
+    reasons = [place.reason for place in server.logs]
+    found["log"] = None in reasons or ("unreadable" if any(reason != "absent" for reason in reasons) else False)
+    if thresholds != Thresholds():
+        found["verdict"] = {word: getattr(thresholds, word) for word in _TIMES}
+        found["verdict"]["budgets"] = {phase: thresholds.budget(phase) for phase in PHASES}
+    return found
+
+
+def _row(reading: Reading) -> list[Any]:
+    labels = dict(zip(reading.signal.labels, reading.labels, strict=True))
+    value = None if reading.value is None else float(reading.value)
+    if value is None or not math.isfinite(value):
+        return [reading.signal.name, labels, None, reading.reason or "error"]
+    return [reading.signal.name, labels, int(value) if value.is_integer() and abs(value) < _LARGEST_EXACT else value]
+
+
+_LARGEST_EXACT = 1 << 53
+
+
+def _is_no_text(name: str, value: float | str) -> bool:
+    """Numbers, and words of closed sets: nothing a log could bring in."""
+    if isinstance(value, str):
+        return value in _TEXT_FIELDS.get(name, ())
+    return math.isfinite(value)
+
+
+def _line(found: Json) -> str:
+    return json.dumps(found, separators=(",", ":")) + "\n"

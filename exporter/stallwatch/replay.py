@@ -39,7 +39,7 @@ from .recording import (
 )
 from .strict_yaml import InputError
 from .timeline import Timeline
-from .told import Series, Told
+from .told import NEVER_STARTED, Series, Told
 
 SCHEMA = 1
 OTHER = "other"
@@ -261,7 +261,8 @@ class Replay:
     def _see(self, told: Told, at: float) -> None:
         """What discovery does.  A start whose time is not known becomes the one whose time is told later."""
         started = 0.0 if told.started is None else told.started
-        self._timeline.see([replace(told.recorded.server, started_at=started, starts=told.starts)], at)
+        starts = 0 if told.started == NEVER_STARTED else told.starts
+        self._timeline.see([replace(told.recorded.server, started_at=started, starts=starts)], at)
         told.is_begun = True
         timeline = self._timeline.of(told.name)
         if timeline is not None and told.started is None:
@@ -309,12 +310,16 @@ class Replay:
         self._timeline.put([*readings, *self._totals(shares, at)], at, interval, look.t)
 
     def _note_starts(self, look: Look, at: float) -> None:
-        """Another start begins before anything else of the line is read."""
+        """Another start begins before anything else of the line is read.  No start at all yet is one, too."""
         for reading in look.readings:
-            if reading.signal.name == signals.SERVER_START.name and reading.value is not None:
-                told = self._server(reading.labels[0])
-                if told.start(reading.value):
-                    self._see(told, at)
+            name, value = reading.signal.name, reading.value
+            if name == signals.SERVER_STARTS.name and value == 0:
+                value = NEVER_STARTED
+            elif name != signals.SERVER_START.name or value is None:
+                continue
+            told = self._server(reading.labels[0])
+            if told.start(value):
+                self._see(told, at)
 
     def _route(self, reading: Reading) -> Route:
         signal, labels = reading.signal, reading.labels
@@ -332,7 +337,7 @@ class Replay:
             return Route(told, rank, says_front=True) if rank in _FRONTS else Route(told, says_life=rank)
         is_threads = signal.name in _THREADS
         process = rank if is_threads or signal.name.startswith(_PROCESS) else ""
-        is_single = rank in FRONTEND_NAMES
+        is_single = bool(process) and rank in FRONTEND_NAMES
         summed = tuple(
             FRONTEND if index == 1 and is_single else _WAITS.get(label, label) for index, label in enumerate(labels)
         )

@@ -21,6 +21,9 @@ ROOT = "main"
 LOG = "log"
 """Label of a log that no series is about."""
 
+NEVER_STARTED = 0.0
+"""The start of a configured server that has not come yet."""
+
 _EPSILON = 1e-6
 _SAME_START_SECONDS = 0.5
 
@@ -52,7 +55,7 @@ class Told:
         if self.started is not None and abs(started - self.started) <= _SAME_START_SECONDS:
             return False
         if self.started is not None:
-            self.starts += 1
+            self.starts += self.started != NEVER_STARTED
             self.fronts, self.ranks, self.shares, self.ranks_said = {}, {}, {}, {}
             self.is_root_alive = True
         self.started = started
