@@ -579,6 +579,23 @@ def test_a_server_that_is_forgotten_and_comes_again_begins_anew() -> None:
     assert node.moves == []
 
 
+def test_what_was_read_together_with_a_new_start_is_of_that_start() -> None:
+    """The reading that tells of a new start may come after those of its ranks, and rank_info only once."""
+    node, twin = Node(), Node()
+    for each in (node, twin):
+        each.looks(2, tie(pid="7"), tie("TP1", "GPU-1", pid="8"), held(70_000), *card(used=70_000 * MIB, util=0.0))
+        for reading in (tie(pid="9"), held(500), *card(used=500 * MIB, util=0.0)):
+            each.cards.put(reading, 10.0, STEP, 10.0)
+    node.cards.forget("s")
+    for each in (node, twin):
+        each.cards.settle(10.0)
+        each.looks(7, *card(used=500 * MIB, util=0.0))
+
+    assert node.moves == []
+    assert node.channels()["gpu_utilization"] is True
+    assert twin.channels()["gpu_utilization"] is False
+
+
 # --- at rest -----------------------------------------------------------------------------------------------
 
 

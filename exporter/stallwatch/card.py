@@ -54,6 +54,11 @@ class Figure:
         track.put(reading.value, reading.reason, at, interval, measured)
         self.mean = None if before is None or track.value is None else (before + track.value) / 2
 
+    def begin_anew(self) -> None:
+        """The last reading is the first of another series."""
+        self.again = False
+        self.track.begins_anew(self.track.read_at or 0.0)
+
     def value(self, now: float) -> float | None:
         """The last reading unless it is too old."""
         return self.track.value if self.track.is_fresh(now) else None
@@ -153,6 +158,9 @@ class Card:
         """Whether anything about the card is recent."""
         series = (*self.figures.values(), *self.ties.values(), *self.held.values())
         return any(figure.track.is_fresh(now) for figure in series)
+
+    def has(self, server: str) -> bool:
+        return any(holder[0] == server for holder in (*self.ties, *self.held))
 
     def ranks_of(self, server: str, now: float) -> set[str]:
         return {rank for name, rank in self._tied(now) if name == server}

@@ -45,6 +45,7 @@ class Cards:
         self._gpus: dict[str, set[str]] = {}  # server -> its cards, present and past
         self._pids: dict[Holder, frozenset[str]] = {}
         self._pids_said: dict[Holder, set[str]] = {}  # since the last settling
+        self._reading_at: float | None = None  # time of the result that is not settled yet
 
     def __len__(self) -> int:
         return len(self._cards)
@@ -54,7 +55,7 @@ class Cards:
 
         `interval`: how often that source looks, in seconds.  `measured`: `at` on a clock that counts our pauses.
         """
-        name = reading.signal.name
+        self._reading_at, name = at, reading.signal.name
         if name == signals.RANK_INFO.name:
             self._put_tie(reading, at, interval, measured)
         elif name == signals.GPU_PROCESS_MEMORY.name:
@@ -104,6 +105,7 @@ class Cards:
                 self._replace(holder, at)
             self._pids[holder] = frozenset(pids)
         self._pids_said.clear()
+        self._reading_at = None
         for card in self._cards.values():
             if card.touched or card.holders_touched:
                 self._settle(card, at)
@@ -137,7 +139,7 @@ class Cards:
 
     def _settle_held(self, card: Card, at: float) -> None:
         is_lost = card.is_lost(at)
-        for holder in sorted(card.holders_touched):
+        for holder in sorted(card.holders_touched & card.held.keys()):
             if is_lost:
                 card.held[holder].track.begins_anew(at)
             elif card.held_moved(holder, at, self._window_of(holder[0])):
@@ -177,16 +179,21 @@ class Cards:
         return card.rests(now)
 
     def forget(self, server: str) -> None:
-        """The server is over: it is on no card any more."""
+        """The start of the server is over.  What the result says that is being put now is of the next one."""
         for card in self._of(server):
             for holders in (card.ties, card.held):
-                for holder in [holder for holder in holders if holder[0] == server]:
-                    del holders[holder]
-            card.holders_touched = {holder for holder in card.holders_touched if holder[0] != server}
+                self._forget_among(holders, server)
             card.owner = None if card.owner == server else card.owner
-        self._gpus.pop(server, None)
+        if gpus := {gpu for gpu in self._gpus.pop(server, ()) if self._cards[gpu].has(server)}:
+            self._gpus[server] = gpus
         self._pids = {holder: pids for holder, pids in self._pids.items() if holder[0] != server}
-        self._pids_said = {holder: pids for holder, pids in self._pids_said.items() if holder[0] != server}
+
+    def _forget_among(self, holders: dict[Holder, Figure], server: str) -> None:
+        for holder in [holder for holder in holders if holder[0] == server]:
+            if holders[holder].track.read_at == self._reading_at:
+                holders[holder].begin_anew()
+            else:
+                del holders[holder]
 
     def _of(self, server: str) -> list[Card]:
         return [self._cards[gpu] for gpu in sorted(self._gpus.get(server, ()))]
