@@ -11,6 +11,7 @@ from stallwatch.frameworks import load_frameworks
 from stallwatch.model import RankName, Reading, Scene, Server
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.processes import Processes
+from stallwatch.sources.unit_state import UnitStates
 
 FRAMEWORKS = load_frameworks()
 SPAWN = ("python3", "-c", "from multiprocessing.spawn import spawn_main(tracker_fd=5)", "--multiprocessing-fork")
@@ -21,11 +22,18 @@ INDUCTOR = ("python3", "/x/torch/_inductor/compile_worker/__main__.py", "--worke
 class Node:
     """A tree, the collector over it, and what its last look said.  Each look is 5 s after the one before."""
 
-    def __init__(self, root: Path, config: Config | None = None, most_kept: int | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        config: Config | None = None,
+        most_kept: int | None = None,
+        units: UnitStates | None = None,
+    ) -> None:
         self.root = root
         self.tree = ProcTree(root / "proc")
         self.reads = DirectReads(self.tree)
-        self.source = Processes(Host(config or Config(), FRAMEWORKS, self.tree.root, root), self.reads, most_kept)
+        host = Host(config or Config(), FRAMEWORKS, self.tree.root, root)
+        self.source = Processes(host, self.reads, most_kept, units)
         self.now = 1000.0
         self.ready: frozenset[str] = frozenset()
         self.rank_names: tuple[RankName, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallwatch.sources.cgroups import Placement, parse_cgroup
+from stallwatch.sources.cgroups import Cgroup, Placement, cgroups_in, parse_cgroup, scope_of
 
 ID, NODE = "4f" * 32, "9a" * 32
 UID = "0a1b2c3d-0000-1111-2222-333344445555"
@@ -98,3 +98,75 @@ def test_of_two_lines_that_tell_as_much_the_unified_one_wins() -> None:
 @pytest.mark.parametrize("text", ["", "\n", "nonsense", "0:", "0::", ":::::"])
 def test_what_says_nothing_places_nowhere(text: str) -> None:
     assert parse_cgroup(text) == Placement()
+
+
+# --- the scope: what ends with the server ------------------------------------------------------------------
+
+SESSION = "/user.slice/user-1000.slice/session-3.scope"
+OWN = "/user.slice/user-1000.slice/user@1000.service"
+JOB = "/system.slice/slurmstepd.scope/job_77"
+
+
+@pytest.mark.parametrize(
+    ("path", "scope"),
+    [
+        (f"/docker/{ID}/init", f"/docker/{ID}"),
+        (f"/system.slice/docker-{ID}.scope", f"/system.slice/docker-{ID}.scope"),
+        (f"/kubepods.slice/kubepods-pod{LOW}.slice/crio-{ID}.scope/container", None),
+        (
+            f"/docker/{NODE}/kubelet.slice/cri-containerd-{ID}.scope",
+            f"/docker/{NODE}/kubelet.slice/cri-containerd-{ID}.scope",
+        ),
+        (f"/system.slice/containerd.service/kubepods-pod{LOW}.slice:cri-containerd:{ID}", "all of it"),
+        (f"/../docker-{ID}.scope", "all of it"),
+        (f"{OWN}/user.slice/docker-{ID}.scope", "all of it"),
+        (f"/system.slice/llm.service/libpod-payload-{ID}", "all of it"),
+        ("/system.slice/vllm.service/worker", "/system.slice/vllm.service"),
+        ("/system.slice/run-u7.scope", "all of it"),
+        ("/system.slice/vllm.service (deleted)", "/system.slice/vllm.service"),
+        (f"{JOB}/step_batch/user/task_0", f"{JOB}/step_batch"),
+        (f"{JOB}/x", JOB),
+        ("/slurm/uid_1000/job_77/step_0/task_3", "/slurm/uid_1000/job_77/step_0"),
+        (
+            "/system.slice/node1_slurmstepd.scope/s5K1KKYAYG5D00/user",
+            "/system.slice/node1_slurmstepd.scope/s5K1KKYAYG5D00",
+        ),
+        (SESSION, SESSION),
+        (f"{OWN}/app.slice/llm.service", "all of it"),
+        (f"{OWN}/app.slice/tmux-spawn-1.scope", "all of it"),
+        # what outlives a server that ends, or is nobody's in particular
+        (f"{OWN}/app.slice", ""),
+        (f"{OWN}/init.scope", ""),
+        ("/init.scope", ""),
+        ("/", ""),
+        ("/../../..", ""),
+        ("/system.slice/slurmstepd.scope", ""),
+        (f"/machine.slice/libpod-conmon-{ID}.scope", ""),
+    ],
+)
+def test_a_path_says_what_ends_with_the_server(path: str, scope: str | None) -> None:
+    expected = path.removesuffix("/container") if scope is None else path if scope == "all of it" else scope
+    found = scope_of(f"0::{path}\n")
+
+    assert (found.path if found else "") == expected
+
+
+def test_the_scope_is_the_one_of_the_most_telling_line() -> None:
+    text = f"12:memory:/docker/{ID}\n1:name=systemd:/\n0::/system.slice/containerd.service\n"
+
+    assert scope_of(text) == Cgroup("memory", f"/docker/{ID}")
+
+
+def test_a_group_holds_what_is_in_it_and_below_it_in_the_same_hierarchy() -> None:
+    group = Cgroup("", "/system.slice/a.service")
+
+    assert group.holds("0::/system.slice/a.service\n")
+    assert group.holds("3:memory:/\n0::/system.slice/a.service/worker\n")
+    assert not group.holds("0::/system.slice/a.service.d\n")
+    assert not group.holds("3:memory:/system.slice/a.service\n0::/\n")
+    assert not group.holds("")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "nonsense", "0:", "0::", ":::::"])
+def test_what_says_nothing_is_in_no_group(text: str) -> None:
+    assert (list(cgroups_in(text)), scope_of(text)) == ([], None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from stallwatch.frameworks import Argument, Framework, load_frameworks
@@ -279,3 +281,117 @@ def test_entry_points_are_whole_words() -> None:
     assert entry_point(framework, ["run", "meow"]) is None
     assert entry_point(framework, ["run"]) is None
     assert read_facts(framework, ["--port", "1"]) == Facts()
+
+
+# --- copies of the model, and the nodes they are spread over -----------------------------------------------
+
+SGL = "python -m sglang.launch_server --model-path m"
+
+
+def share(text: str) -> int:
+    """Ranks on this node, as model.Server counts them."""
+    found = facts(text)
+    return found.tensor_parallel * found.pipeline_parallel * found.data_parallel // found.nnodes
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        (f"{SGL} --tp 8", 8),
+        (f"{SGL} --tp 2 --dp-size 4", 8),
+        (f"{SGL} --tp 8 --dp-size 8 --enable-dp-attention", 8),
+        (f"{SGL} --tp 8 --dp 4 --enable-dp-attention --pp-size 2", 16),
+        (f"{SGL} --tp 16 --dp 16 --enable-dp-attention --nnodes 2 --node-rank 1 --dist-init-addr a:1", 8),
+        ("vllm serve m -tp 2 -dp 4", 8),
+        ("vllm serve m -tp 2 -dp 4 --data-parallel-size-local 4", 8),
+        ("vllm serve m -tp 2 -dp 4 --data-parallel-size-local 2 --data-parallel-address a", 4),
+        ("vllm serve m -tp 2 -dp 4 -dpl 1 --data-parallel-address a --headless --data-parallel-start-rank 3", 2),
+        ("vllm serve m -tp 2 -dp 4 --data-parallel-rank 3 --data-parallel-address a", 2),
+        ("vllm serve m -tp 4 -pp 2 --nnodes 2 --node-rank 1 --master-addr a --headless", 4),
+        ("vllm serve m -tp 4 -dp 4 --nnodes 2 --node-rank 1 --master-addr a --headless", 8),
+        ("vllm serve m -tp 2 -dp 4 --data-parallel-size-local x", 8),
+    ],
+)
+def test_the_ranks_of_a_node_are_its_share_of_the_copies(text: str, ranks: int) -> None:
+    assert share(text) == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "nnodes", "node_rank", "headless"),
+    [
+        ("vllm serve m -dp 4", 1, 0, False),
+        ("vllm serve m -dp 4 -dpl 2 -dpa a", 2, 0, False),
+        ("vllm serve m -dp 4 -dpl 3 -dpa a", 2, 0, False),
+        ("vllm serve m -dp 4 -dpl 0 -dpa a", 2, 0, False),
+        ("vllm serve m -dp 4 -dpl 2 -dpa a --headless -dpr 2", 2, 1, True),
+        ("vllm serve m -dp 8 -dpl 2 -dpa a --headless -dpr 6", 4, 3, True),
+        ("vllm serve m -dp 4 -dpl 2 -dpa a --headless", 2, 1, True),
+        # it answers requests itself, whatever its number
+        ("vllm serve m -dp 4 -dpl 2 -dpa a -dpr 2", 2, 0, False),
+        ("vllm serve m -dp 4 -dpn 3 -dpa a", 4, 0, False),
+        ("vllm serve m --nnodes 3 -r 2 --master-addr a --headless", 3, 2, True),
+        (f"{SGL} --nnodes 2 --node-rank 1 --dist-init-addr a:1", 2, 1, False),
+    ],
+)
+def test_who_follows_whom(text: str, nnodes: int, node_rank: int, headless: bool) -> None:
+    found = facts(text)
+
+    assert (found.nnodes, found.node_rank, found.headless) == (nnodes, node_rank, headless)
+
+
+SGL_NODE = f"{SGL} --tp 16 --nnodes 2"
+VLLM_NODE = "vllm serve m -tp 16 --nnodes 2"
+VLLM_COPY = "vllm serve m -dp 4 -dpl 2"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (
+            f"{SGL_NODE} --node-rank 0 --dist-init-addr Head:5000",
+            f"{SGL_NODE} --node-rank 1 --nccl-init-addr head:5000",
+        ),
+        (
+            f"{VLLM_NODE} --master-addr 10.0.0.1",
+            f"{VLLM_NODE} -r 1 --headless --master-addr=10.0.0.1 --master-port 29501",
+        ),
+        (f"{VLLM_COPY} -dpa 10.0.0.1 -dpp 29550", f"{VLLM_COPY} -dpa 10.0.0.1 --headless -dpr 2"),
+        ("vllm serve m -dp 4 -dpn 0 -dpa h", "vllm serve m --port 8001 -dp 4 -dpn 3 -dpa h"),
+    ],
+)
+def test_all_nodes_of_a_group_have_one_name_for_it_that_tells_no_address(first: str, second: str) -> None:
+    one, other = facts(first).group, facts(second).group
+
+    assert re.fullmatch("[0-9a-f]{12}", one)
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (f"{SGL_NODE} --dist-init-addr a:1", f"{SGL_NODE} --dist-init-addr a:2"),
+        (f"{SGL_NODE} --dist-init-addr a:1", f"{SGL} --tp 16 --nnodes 4 --dist-init-addr a:1"),
+        (f"{VLLM_NODE} --master-addr a", f"{VLLM_NODE} --master-addr a --master-port 1"),
+        (f"{VLLM_COPY} -dpa a", f"{VLLM_COPY} -dpa a -dpp 1"),
+        (f"{VLLM_NODE} --master-addr a", f"{VLLM_NODE} --master-addr b"),
+    ],
+)
+def test_two_groups_have_two_names(first: str, second: str) -> None:
+    assert facts(first).group
+    assert facts(first).group != facts(second).group
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{SGL} --dist-init-addr a:1",
+        f"{SGL_NODE}",
+        "vllm serve m --master-addr a",
+        f"{VLLM_NODE}",
+        f"{VLLM_COPY}",
+        "vllm serve m -dp 4 -dpa a",
+        "vllm serve m -tp 16 --distributed-executor-backend ray",
+    ],
+)
+def test_a_server_alone_or_with_no_place_to_meet_is_in_no_group(text: str) -> None:
+    assert facts(text).group == ""

@@ -442,3 +442,56 @@ def test_the_ledger_forgets_what_is_gone() -> None:
 
     assert len(children._accounts) == 2
     assert len(children._debts) == 2
+
+
+# --- a debugger --------------------------------------------------------------------------------------------
+
+
+def traced(node: Node) -> dict[str, float | None]:
+    return {reading.labels[1]: reading.value for reading in node.look().readings("rank_traced")}
+
+
+def test_ranks_and_engines_that_are_traced_are_told_from_those_that_are_not(node: Node) -> None:
+    node.vllm()
+    node.tree.add(120, "VLLM::APIServer_1", comm="VLLM::APIServer", ppid=100)
+    before = traced(node)
+    node.tree.change(111, tracer=4711)
+    node.tree.change(101, state="t")
+    node.tree.change(120, tracer=4711)
+    node.tree.change(110, state="T")
+    during = traced(node)
+    node.tree.change(111, tracer=0)
+    node.tree.change(101, state="S")
+
+    assert before == {"engine": 0.0, "TP0": 0.0, "TP1": 0.0}
+    assert during == {"engine": 1.0, "TP0": 0.0, "TP1": 1.0}
+    assert traced(node) == before
+
+
+def test_a_rank_that_works_under_a_tracer_is_traced(node: Node) -> None:
+    """Polling threads of a stuck rank use CPU as well: its clock says nothing of a tracer."""
+    node.vllm()
+    node.look()
+    node.tree.change(111, tracer=4711, cpu=5.0)
+
+    assert traced(node) == {"engine": 0.0, "TP0": 0.0, "TP1": 1.0}
+
+
+def test_whether_a_rank_is_traced_may_be_unreadable_or_unsaid(node: Node) -> None:
+    node.vllm()
+    node.tree.forbid(111, "status")
+    (node.tree.folder(110) / "status").unlink()
+    (node.tree.folder(101) / "status").write_text("Name:\tx\nTracerPid:\tx\n")
+
+    assert traced(node) == {"TP1": None}
+    assert node.reading("rank_traced", "TP1").reason == "error"
+
+
+def test_a_rank_that_is_missing_is_not_said_to_be_traced(node: Node) -> None:
+    node.vllm()
+    node.tree.change(111, tracer=4711)
+    node.look()
+    node.tree.end(111)
+    found = [traced(node), traced(node)]
+
+    assert found == [{"engine": 0.0, "TP0": 0.0}] * 2
