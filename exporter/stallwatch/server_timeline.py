@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -77,13 +78,17 @@ class Timeouts:
 
     in_a_row: int = 0
     since: float | None = None
+    last: float | None = None
 
-    def add(self, number: float, at: float) -> None:
+    def add(self, number: float, at: float, longest_gap: float) -> None:
+        """Further ones; after a time in which nobody asked for longer than `longest_gap` they are in no row."""
+        if self.last is not None and at - self.last > longest_gap:
+            self.clear()
         self.since = at if self.since is None else self.since
-        self.in_a_row += round(number)
+        self.in_a_row, self.last = self.in_a_row + round(number), at
 
     def clear(self) -> None:
-        self.in_a_row, self.since = 0, None
+        self.in_a_row, self.since, self.last = 0, None, None
 
 
 @dataclass(slots=True)
@@ -112,6 +117,7 @@ class ServerTimeline:
     stats: Stats = field(default_factory=Stats)
     timeouts: Timeouts = field(default_factory=Timeouts)
     owed_since: float | None = None  # since when work is owed without a break, as far as is known
+    demand_until: float = -math.inf  # how long what was last said of the demand holds
     oom_killed_at: float | None = None  # last time the kernel killed a process of the node for memory
     cards: Cards | None = None  # of the whole node
 
@@ -148,17 +154,21 @@ class ServerTimeline:
 
     def demand(self, now: float) -> float | None:
         """Requests that run or wait, by the server's metrics, else by its stats lines; None = not known."""
-        tracks = [track for signal in DEMAND for track in self.of(signal).values() if track.is_readable(now)]
-        if tracks:
+        if tracks := self._demand_tracks(now):
             return sum(track.value or 0.0 for track in tracks)
         return self.stats.demand if self.stats.is_fresh(now) else None
 
+    def _demand_tracks(self, now: float) -> list[Track]:
+        return [track for signal in DEMAND for track in self.of(signal).values() if track.is_readable(now)]
+
     def note_demand(self, at: float) -> None:
-        """Keep since when work is owed."""
+        """Keep since when work is owed.  What is owed after a time of which nothing is known is owed anew."""
         if not self.demand(at):
             self.owed_since = None
-        elif self.owed_since is None:
+        elif self.owed_since is None or at > self.demand_until:
             self.owed_since = at
+        gaps = [track.usual_gap for track in self._demand_tracks(at)] or [self.stats.usual_gap]
+        self.demand_until = at + STALE_AFTER_GAPS * max(gaps)
 
     def stretch(self, stall_after: float) -> float:
         """What silence must exceed in this phase because a counter in it takes long steps; see Steps."""

@@ -15,7 +15,7 @@ from .config import Thresholds
 from .model import FRONTEND, Event, Reading, Server, Signal
 from .server_timeline import DEMAND, ServerTimeline, Steps
 from .startup import COUNTERS, FIRST_RANK, MARKERS, MOST_RANKS, PHASE_OF_EVENT, SHARED
-from .tracks import Track, Waits
+from .tracks import STALE_AFTER_GAPS, Track, Waits
 
 MIB = 1 << 20
 
@@ -383,7 +383,8 @@ def _note_log_bytes(timeline: ServerTimeline, track: Track, reading: Reading, be
 
 def _note_timeouts(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
     if reading.labels[1] == "health" and None not in (before, reading.value) and reading.value > before:  # type: ignore[operator]
-        timeline.timeouts.add(reading.value - before, look.at)  # type: ignore[operator]
+        longest = STALE_AFTER_GAPS * track.usual_gap
+        timeline.timeouts.add(reading.value - before, look.at, longest)  # type: ignore[operator]
 
 
 def _note_health(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:

@@ -175,8 +175,10 @@ def _serving_stall(reason: str, evidence: Evidence, thresholds: Thresholds, at_r
 
 
 def _at_rest(evidence: Evidence) -> bool:
-    """Its GPUs do no work; where that is not known: every rank and engine is flat on CPU."""
-    return evidence.is_flat("cpu") if evidence.cards_rest is None else evidence.cards_rest
+    """Its GPUs do no work; where that is not known: every rank and engine is flat on CPU, and no card is used."""
+    if evidence.cards_rest is not None:
+        return evidence.cards_rest
+    return evidence.is_flat("cpu") and not evidence.ambiguous_moving
 
 
 def _readable(evidence: Evidence) -> set[str]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from .. import signals
 from ..config import Thresholds
 from ..model import AMBIGUOUS_CHANNELS, CHANNELS, STRONG_CHANNELS, ChannelState, Server, Signal
-from ..server_timeline import ServerTimeline
+from ..server_timeline import ServerTimeline, Timeouts
 from ..tracks import Track
-from .channels import TOKENS, Sight, any_fresh, channel_of, sight_of
+from .channels import TOKENS, Sight, channel_of, sight_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
     ranks = tuple(_rank(timeline, name, now) for name in timeline.watched_names)
     missing, missing_names = _missing(timeline)
     locks = _locks(timeline, now)
+    timeouts = _timeouts(timeline, now)
     tokens_at, owed = timeline.moves.get("tokens"), timeline.owed_since
     channels = tuple(channel_of(timeline, name, sight, ready) for name in CHANNELS)
     return Evidence(
@@ -151,10 +152,10 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
         demand=timeline.demand(now),
         unserved_age=None if owed is None else now - max(owed, owed if tokens_at is None else tokens_at),
         tokens_age=math.inf if tokens_at is None else now - tokens_at,
-        tokens_counted=any_fresh(timeline, now, *TOKENS),
+        tokens_counted=_all_fresh(timeline, now, *TOKENS),
         paused=_value(timeline, now, signals.SERVER_PAUSED) == 1,
-        timeouts=timeline.timeouts.in_a_row,
-        timeouts_age=_age(now, timeline.timeouts.since) or 0.0,
+        timeouts=timeouts.in_a_row,
+        timeouts_age=_age(now, timeouts.since) or 0.0,
         cards_rest=timeline.cards.at_rest(timeline.name, now) if timeline.cards else None,
     )
 
@@ -167,6 +168,18 @@ def _value(timeline: ServerTimeline, now: float, signal: Signal, fresh: bool = T
     """The value of a signal that has no label but the server; None when it cannot be read."""
     track = timeline.track(signal, timeline.name)
     return track.value if track is not None and (not fresh or track.is_fresh(now)) else None
+
+
+def _all_fresh(timeline: ServerTimeline, now: float, *wanted: Signal) -> bool:
+    """Whether every series there is of these signals can be read, and there is one."""
+    tracks = [track for signal in wanted for track in timeline.of(signal).values()]
+    return bool(tracks) and all(track.is_readable(now) for track in tracks)
+
+
+def _timeouts(timeline: ServerTimeline, now: float) -> Timeouts:
+    """Time-outs in a row; none when nobody asks any more."""
+    track = timeline.track(signals.HEALTH_TIMEOUTS, timeline.name, "health")
+    return timeline.timeouts if track is not None and track.is_readable(now) else Timeouts()
 
 
 def _is_one(value: float | None) -> bool | None:
