@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallwatch.config import Config
-from stallwatch.frameworks import Framework
+from stallwatch.frameworks import Framework, load_frameworks
 from stallwatch.model import (
     HealthTarget,
     Listener,
@@ -550,6 +550,53 @@ def test_of_alternative_names_the_first_on_the_page_counts() -> None:
     page.take(b"old_total 5\nnew_total 7")
 
     assert page.totals() == {"generated_tokens": 7}
+
+
+def test_of_a_metric_with_a_label_only_the_samples_with_that_label_count() -> None:
+    page = MetricsPage({"awake": ('state{is="awake"}',), "all": ("state",), "none": ('state{is="x"}',)})
+    page.take(b'state{is="awake",n="0"} 1\nstate{is="awake",n="1"} 2\nstate{is="asleep"} 4\nstate{other="awake"} 8\n')
+
+    assert page.totals() == {"awake": 3, "all": 15}
+
+
+SLEEP = 'vllm:engine_sleep_state{{engine="{}",model_name="m",sleep_state="{}"}} {}\n'
+
+
+def sleep_page(*engines: str) -> bytes:
+    """Its page when each engine is in this state (`level 0`: asleep, and neither of the two levels)."""
+    states = ("awake", "weights_offloaded", "discard_all")
+    lines = (SLEEP.format(n, state, float(state == now)) for n, now in enumerate(engines) for state in states)
+    return PAGE + "".join(lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("engines", "paused"),
+    [
+        (("awake",), 0.0),
+        (("weights_offloaded",), 1.0),
+        (("discard_all",), 1.0),
+        (("level 0",), 1.0),
+        (("discard_all", "discard_all"), 1.0),
+        (("discard_all", "awake"), 0.0),
+        ((), None),
+    ],
+)
+def test_a_server_none_of_whose_engines_is_awake_is_paused(
+    engines: tuple[str, ...], paused: float | None, start: Start
+) -> None:
+    vllm = next(framework for framework in load_frameworks() if framework.name == "vllm")
+    peer = start(answer(200, sleep_page(*engines)))
+    endpoints = source(cast(Kind, vllm))
+
+    assert values(look(endpoints, scene_of({"vllm-8000": peer}))).get(("server_paused",)) == paused
+
+
+@pytest.mark.parametrize("says", [answer(503), answer(404), answer(200, b"not a page {")])
+def test_a_server_that_does_not_say_is_not_said_to_be_paused(says: bytes, start: Start) -> None:
+    vllm = next(framework for framework in load_frameworks() if framework.name == "vllm")
+    seen = values(look(source(cast(Kind, vllm)), scene_of({"vllm-8000": start(says)})))
+
+    assert ("server_paused",) not in seen
 
 
 def test_an_endless_comment_is_skipped_and_the_rest_read() -> None:

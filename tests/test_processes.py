@@ -58,6 +58,30 @@ def test_sglang_is_found_below_its_controller(node: Node) -> None:
     assert node.ranks == {100: "main", 101: "controller", 102: "detokenizer", 110: "DP0-TP0", 111: "DP1-TP1"}
 
 
+def test_attention_only_data_parallelism_of_sglang_has_the_ranks_of_tensor_parallelism(node: Node) -> None:
+    node.tree.add(100, "python3 -m sglang.launch_server --model-path m --dp-size 4 --tp 4 --enable-dp-attention")
+    node.tree.add(101, "sglang::data_parallel_controller", comm="sglang::data_pa", ppid=100)
+    for rank in range(4):
+        node.tree.add(110 + rank, f"sglang::scheduler_DP{rank}_TP{rank}", comm="sglang::schedul", ppid=101)
+
+    assert node.look().server.ranks_expected == len(node.server.ranks) == 4
+
+
+def test_a_node_of_a_vllm_group_expects_the_copies_that_run_on_it(node: Node) -> None:
+    node.tree.add(100, "vllm serve m -tp 2 -dp 4 -dpl 2 -dpa head --headless --data-parallel-start-rank 2", comm="vllm")
+    for copy in (2, 3):
+        node.tree.add(110 + 10 * copy, f"VLLM::EngineCore_DP{copy}", comm="VLLM::EngineCor", ppid=100)
+        for rank in (0, 1):
+            pid = 111 + 10 * copy + rank
+            title = f"VLLM::Worker_DP{copy}_TP{rank}"
+            node.tree.add(pid, title, comm="VLLM::Worker_DP", ppid=110 + 10 * copy)
+
+    server = node.look().server
+
+    assert server.ranks_expected == len(server.ranks) == 4
+    assert (server.nnodes, server.node_rank, server.ports, len(server.group)) == (2, 1, (), 12)
+
+
 def test_the_server_is_the_program_and_not_the_shell_that_holds_its_command(node: Node) -> None:
     node.tree.add(90, ("bash", "-c", "vllm serve org/m --port 1"), comm="bash")
     node.vllm(command="vllm serve org/m --port 1")
