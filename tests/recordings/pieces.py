@@ -231,7 +231,7 @@ def lock(server: Server, kind: str, age: float, held: int | None) -> Beat:
 
     The beat lets it grow older.
     """
-    server.gauge("server_lock_held", held, kind=kind)
+    server.gauge("server_lock_held", "not_supported" if held is None else held, kind=kind)
     server.gauge("server_lock_age_seconds", age, kind=kind)
     every = server.stage.interval
     return Beat(every, lambda number: server.gauge("server_lock_age_seconds", age + every * number, kind=kind))

@@ -135,12 +135,14 @@ def scheduler_dead_health_green(stage: Stage, dies: bool = True) -> None:
     return stage.run(600, accessed(server))
 
 
-def health_times_out(stage: Stage, prompt: float = 0.0) -> None:
+def health_times_out(stage: Stage, prompt: float = 0.0, scraped: bool = False) -> None:
     """Health gives no answer any more, and the server does not say what it owes.
 
     H94 is the twin: during a long chunked prefill health gives none either, and prompt tokens are taken in.
+    `scraped`: the count of time-outs is in the recording at every look, as when it is rebuilt from Prometheus.
     """
     server = sglang(stage, 2)
+    server.is_scraped = scraped
     serving(stage, server)
     owes(server, None)
     counts_tokens(server, 0.0, prompt)

@@ -181,8 +181,8 @@ class Server:
     other_children: int = 1
     child_rates: dict[str, float] = field(default_factory=lambda: {"compiler": 0.0, "other": 0.0})
     child_cpu: dict[str, float] = field(default_factory=lambda: {"compiler": 0.0, "other": 1.0})
-    gauges: dict[tuple[str, str], float] = field(default_factory=dict)
-    health: dict[tuple[str, str], float] = field(default_factory=dict)
+    gauges: dict[tuple[str, str], float | str] = field(default_factory=dict)  # a text is why it cannot be read
+    health: dict[tuple[str, str], float | str] = field(default_factory=dict)
     counters: dict[tuple[str, str], float] = field(default_factory=dict)
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
     cards: list[Card] = field(default_factory=list)
@@ -190,7 +190,7 @@ class Server:
     starts: int = 1
     started_at: float = WALL
     storage_readable: bool = True
-    is_found: bool = True  # False: nothing is read about it (yet)
+    is_scraped: bool = False  # rebuilt from what was scraped: everything is read at every look
 
     @property
     def root_lives(self) -> bool:
@@ -232,8 +232,8 @@ class Server:
         """A line of the log that no event names: novel, repeat, heartbeat or access."""
         self.stage.write({"server": self.name, "line": kind})
 
-    def gauge(self, signal: str, value: float | None, **labels: str) -> None:
-        """From now on this is read, or (None) is not read any more."""
+    def gauge(self, signal: str, value: float | str | None, **labels: str) -> None:
+        """From now on this is read, or is asked for in vain (a text says why), or (None) is not asked for."""
         _set(self.gauges, signal, value, labels)
 
     def answers(self, status: int | None, endpoint: str = "health") -> None:
@@ -264,8 +264,6 @@ class Server:
 
     def readings(self, t: float) -> Iterator[list[Any]]:
         """Everything that is read about it at `t`."""
-        if not self.is_found:
-            return
         yield from self._of_server(t)
         for process in self.processes.values():
             yield from self._of_process(process, t)
@@ -283,10 +281,13 @@ class Server:
             yield ["server_child_cpu_seconds_total", {**own, "kind": kind}, _rounded(self.child_cpu[kind])]
         if _is_due(t, PORTS_EVERY) and "port_listening" not in {name for name, _ in self.gauges}:
             yield ["port_listening", {**own, "port": "8000"}, int(self.listens)]
-        for series in (self.gauges, self.health if _is_due(t, HEALTH_EVERY) else {}, self.counters):
+        for series in (self.gauges, self.health if _is_due(t, HEALTH_EVERY) else {}):
             for (signal, labels), value in series.items():
-                whole = signal == "health_timeouts_total"
-                yield [signal, {**own, **json.loads(labels)}, int(value + 1e-6) if whole else _rounded(value)]
+                read = [None, value] if isinstance(value, str) else [_rounded(value)]
+                yield [signal, {**own, **json.loads(labels)}, *read]
+        for (signal, labels), value in self.counters.items():
+            if self.is_scraped or signal != "health_timeouts_total" or _is_due(t, HEALTH_EVERY):
+                yield [signal, {**own, **json.loads(labels)}, int(value + 1e-6)]
 
     def _of_process(self, process: Process, t: float) -> Iterator[list[Any]]:
         labels = {"server": self.name, "rank": process.name}
@@ -313,7 +314,7 @@ def key(signal: str, labels: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _set(
-    series: dict[tuple[str, str], float], signal: str, value: float | None, labels: Mapping[str, str]
+    series: dict[tuple[str, str], float | str], signal: str, value: float | str | None, labels: Mapping[str, str]
 ) -> None:
     if value is None:
         series.pop(key(signal, labels), None)

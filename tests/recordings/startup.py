@@ -235,7 +235,7 @@ def barrier_waits_for_cold_node(stage: Stage, mib: float = 0.0, minutes: float =
     """H40: three ranks wait after their load, the fourth still reads from a cold NFS; or it hangs in it."""
     server = sglang(stage, 4)
     up_to_load(server, end=("TP0", "TP1", "TP2"))
-    server.do(replace(reading(mib), wait="disk"), "TP3")
+    server.do(reading(mib) if mib else IN_DISK, "TP3")
     if not mib:
         return stands_still(server, LONG)
     stage.run(60 * minutes)
@@ -260,7 +260,7 @@ def lazy_after_100_percent(stage: Stage, faults: float = 0.0) -> None:
     """H44: a FUSE mount; the bar is full within a minute, the weights come page by page afterwards, for 90 minutes."""
     server = sglang(stage, 2)
     up_to_load(server, seconds=60, mib=10, end=())
-    server.do(faulting(faults))
+    server.do(faulting(faults) if faults else IN_DISK)
     if not faults:
         return stands_still(server, 900)
     stage.run(5400)
@@ -320,7 +320,7 @@ def mapped_by_llamacpp(stage: Stage, faults: float = 0.0) -> None:
     begin_load(server)
     server.do(reading(100))
     stage.run(30)
-    server.do(faulting(faults))
+    server.do(faulting(faults) if faults else IN_DISK)
     dots = Beat(60, lambda number: server.gauge("log_bytes_total", 4000 + (number if faults else 0), log="stderr"))
     if not faults:
         return stands_still(server, 900, dots)
