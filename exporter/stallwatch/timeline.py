@@ -196,7 +196,8 @@ class Timeline:
             self._gather(timeline, track, floor, labels, value, look.at)
 
     def _card_moved(self, server: str, channel: str, at: float, rank: str | None) -> None:
-        if (timeline := self._servers.get(server)) is not None:
+        timeline = self._servers.get(server)
+        if timeline is not None and (rank != FRONTEND or not self.is_listening(timeline)):
             timeline.moved(channel, at, rank)
 
     def _put_kills(self, reading: Reading, look: Look) -> None:
