@@ -44,9 +44,9 @@ class Node:
         LOCK_HELD,
     )
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, locks: Locks | None = None) -> None:
         self._proc, self._shm = host.proc, host.root / "dev/shm"  # the host's own tmpfs is measured
-        self._locks = Locks(host)
+        self._locks = locks or Locks(host)
 
     def close(self) -> None:
         self._locks.close()
