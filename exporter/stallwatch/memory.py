@@ -18,9 +18,21 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from . import signals
 from .episodes import FAILED_KEPT_SECONDS, Episode, Episodes, Startups
-from .model import STARTUP_BUCKETS_SECONDS, ProcessId, RankName, Reading, Server, Signal, Verdict
+from .model import (
+    PHASES,
+    REASONS,
+    STARTUP_BUCKETS_SECONDS,
+    STATES,
+    WAITS,
+    ProcessId,
+    RankName,
+    Reading,
+    Server,
+    Signal,
+    Verdict,
+)
 from .server_timeline import ServerTimeline, Stats, Steps, Timeouts
-from .startup import RankStartup, Startup
+from .startup import COUNTERS, RankStartup, Startup
 from .timeline import MIB, Timeline
 from .tracks import Track, Waits, WaitSample
 
@@ -105,6 +117,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "stats": PLAIN,
         "timeouts": PLAIN,
         "owed_since": CLOCK,
+        "demand_until": LOOK,
         "oom_killed_at": CLOCK,
     },
     Startup: {
@@ -150,8 +163,8 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
     },
     WaitSample: {"at": LOOK, "main": PLAIN, "classes": PLAIN},
     Steps: {"last": CLOCK, "amount": PLAIN, "durations": PLAIN},
-    Stats: {"at": CLOCK, "usual_gap": PLAIN, "demand": PLAIN, "says_speed": PLAIN},
-    Timeouts: {"in_a_row": PLAIN, "since": CLOCK},
+    Stats: {"at": LOOK, "usual_gap": PLAIN, "demand": PLAIN, "says_speed": PLAIN},
+    Timeouts: {"in_a_row": PLAIN, "since": CLOCK, "last": LOOK},
     Episode: {
         "verdict": PLAIN,
         "since_timestamp": PLAIN,
@@ -165,13 +178,23 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
 """Record -> its fields that are kept, and what their numbers are.  A field that holds records is PLAIN here."""
 
 LEFT_OUT: Mapping[type, frozenset[str]] = {
-    # Given by what is found after the restart; `tracks` are kept apart, for their labels are names.
-    ServerTimeline: frozenset(("name", "server", "start_timestamp", "tracks")),
+    # Given by what is found after the restart; `tracks` are kept apart, for their labels are names; `cards` are the
+    # node's, and no collector brings them yet.
+    ServerTimeline: frozenset(("name", "server", "start_timestamp", "tracks", "cards")),
     Track: frozenset(("rate",)),  # of two neighbouring looks
     Waits: frozenset(("_measured",)),  # set anew, so that the gap does not end what lasted before and lasts
     Episode: frozenset(("start_timestamp",)),  # as Unix time, which follows steps of the wall clock
 }
 """Record -> its fields that are not kept.  tests/test_memory.py holds that no field is forgotten here."""
+
+CLOSED: Mapping[tuple[type, str], tuple[str, ...]] = {
+    (Startup, "phase"): PHASES,
+    (RankStartup, "phase"): PHASES,
+    (Verdict, "state"): STATES,
+    (Verdict, "reason"): REASONS,
+    (WaitSample, "main"): WAITS,
+}
+"""Fields whose words another version of ours may have more of than this one knows."""
 
 URGENCY = ("failed", "stalled", "suspect", "unknown", "quiet")
 """States in the order in which servers are kept when there is no room for all."""
@@ -193,7 +216,8 @@ Place = tuple[str, tuple[int, int], int, str]
 def plain(value: Any) -> Any:
     """Numbers, words and lists of a value.  Words that are of no closed set are left out."""
     if is_dataclass(value):
-        return {name: plain(_condensed(name, getattr(value, name))) for name in CARRIED[type(value)]}
+        kept = {name: getattr(value, name) for name in CARRIED[type(value)]}
+        return {name: plain(_condensed(name, each)) for name, each in kept.items() if not _is_infinite(each)}
     if isinstance(value, Mapping):
         return [[plain(key), plain(each)] for key, each in value.items() if _is_closed(key)]
     if isinstance(value, frozenset | set):
@@ -203,6 +227,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("no finite number")
     return value if not isinstance(value, str) or _is_word(value) else ""
+
+
+def _is_infinite(value: Any) -> bool:
+    """Never, or for ever: as it is by itself, so it need not be kept."""
+    return isinstance(value, float) and math.isinf(value)
 
 
 def _is_closed(value: Any) -> bool:
@@ -253,6 +282,9 @@ def record(hint: type, value: Any, shift: Shift) -> Any:
             known[name] = (
                 _sampled(value[name], shift) if _is_samples(hint, name) else _read(value[name], hints[name], by, shift)
             )
+    for name, each in known.items():
+        if each is not None and each not in CLOSED.get((hint, name), (each,)):
+            raise ValueError(f"an unknown {name}")
     private = {name: known.pop(name) for name in list(known) if name.startswith("_")}
     made = _made(hint, known)
     for name, each in private.items():
@@ -369,6 +401,8 @@ def restore(timeline: ServerTimeline, document: Any, shift: Shift, measured: flo
         if name in document:
             known[name] = _read(document[name], hints[name], shift.of(kind), shift)
     tracks = dict[str, dict[tuple[str, ...], Track]]()
+    if any(event not in COUNTERS for event, _ in known.get("steps", ())):
+        raise ValueError("an unknown counter")
     for name, labels, track in _read(document.get("tracks", []), list[tuple[str, list[str], Any]], 0.0, shift):
         kept = record(Track, track, shift)
         _allow_idle(name, labels, kept, gap)
@@ -379,8 +413,10 @@ def restore(timeline: ServerTimeline, document: Any, shift: Shift, measured: flo
     timeline.tracks = tracks
     for waits in timeline.waits.values():
         waits._measured = measured
-    if timeline.children_cpu.known is not None:
-        timeline.children_cpu.known += IDLE_CORES * gap
+    children = timeline.children_cpu
+    if children.known is not None and children.read_at is not None:
+        children.known += IDLE_CORES * gap
+        children.read_at -= children.usual_gap  # its moves are rates: the next look is not the same one
 
 
 def _allow_idle(name: str, labels: list[str], track: Track, gap: float) -> None:
