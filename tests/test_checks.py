@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from stallwatch.config import Thresholds
-from stallwatch.model import ChannelState
+from stallwatch.model import ChannelState, Verdict
 from stallwatch.verdict import Evidence, judge
 from stallwatch.verdict.checks import CHECKS
 from stallwatch.verdict.evidence import RankEvidence
@@ -382,3 +383,428 @@ def test_a_program_without_a_log_that_exits_is_gone_and_one_whose_log_never_said
     assert judged(replace(job, log="readable"))[:2] == ("failed", "exited")
     assert judged(replace(job, role="server"))[:2] == ("failed", "exited")
     assert judged(replace(job, fatal_age=6.0))[0] == "failed"
+
+
+# --- out of memory -------------------------------------------------------------------------------------------
+
+DIED = replace(STUCK, progress_age=5.0, deaths=((10.0, "TP1"),), live_ranks=1)
+"""TP1 was seen gone ten seconds ago."""
+
+
+@pytest.mark.parametrize("oom_age", [10.0 + 30.0, 10.0, 0.0])
+def test_a_kill_by_the_kernel_near_a_death_explains_it(oom_age: float) -> None:
+    assert judged(replace(DIED, oom_age=oom_age)) == ("failed", "out_of_memory", "TP1")
+
+
+@pytest.mark.parametrize("oom_age", [None, 10.0 + 30.1, 600.0])
+def test_a_kill_of_something_else_long_before_explains_no_death(oom_age: float | None) -> None:
+    assert judged(replace(DIED, oom_age=oom_age)) == ("failed", "rank_dead", "TP1")
+
+
+@pytest.mark.parametrize(("death_age", "reason"), [(15.0, "out_of_memory"), (15.1, "rank_dead")])
+def test_a_kill_may_be_seen_a_moment_after_the_death(death_age: float, reason: str) -> None:
+    died = replace(DIED, deaths=((death_age, "TP1"),), oom_age=0.0)
+
+    assert judged(died)[1] == reason
+
+
+def test_a_kill_on_the_node_is_no_failure_of_a_server_that_lost_nobody() -> None:
+    assert judged(replace(STUCK, progress_age=5.0, oom_age=0.0))[0] == "working"
+    assert judged(replace(READY, oom_age=0.0))[0] == "idle"
+
+
+def test_the_first_process_killed_for_memory_after_ready_has_failed_and_is_not_just_gone() -> None:
+    assert judged(replace(READY, root_gone_age=2.0, oom_age=5.0)) == ("failed", "out_of_memory", None)
+    assert judged(replace(READY, root_gone_age=2.0, oom_age=33.0))[0] == "gone"
+
+
+@pytest.mark.parametrize("orderly", [{"shutdown_age": 12.0}, {"stopping": True}])
+def test_a_kill_during_an_orderly_end_is_not_the_end_of_it(orderly: dict[str, object]) -> None:
+    """Another container on the node dies while this one is stopped."""
+    ending = replace(DIED, oom_age=8.0, **orderly)  # type: ignore[arg-type]
+
+    assert judged(ending)[0] == "working"
+    assert judged(replace(ending, root_gone_age=1.0, live_ranks=0))[0] == "gone"
+
+
+def again(evidence: Evidence, reason: str, rank: str | None = "TP1") -> tuple[str, str, str | None]:
+    """Judged a second time, after a failure."""
+    verdict = judge(evidence, T, Verdict("failed", reason, 990.0, rank), now=1000.0)
+    return verdict.state, verdict.reason, verdict.suspect_rank
+
+
+@pytest.mark.parametrize("reason", ["rank_dead", "exited"])
+@pytest.mark.parametrize(("oom_age", "expected"), [(0.0, "out_of_memory"), (None, None), (60.0, None)])
+def test_a_kill_that_is_read_after_the_failure_becomes_its_reason(
+    reason: str, oom_age: float | None, expected: str | None
+) -> None:
+    assert again(replace(DIED, oom_age=oom_age), reason) == ("failed", expected or reason, "TP1")
+
+
+def test_a_kill_much_later_is_another_story() -> None:
+    assert again(replace(DIED, deaths=((16.0, "TP1"),), oom_age=0.0), "rank_dead")[1] == "rank_dead"
+
+
+def test_a_kill_does_not_replace_what_the_log_said() -> None:
+    assert again(replace(DIED, oom_age=0.0), "fatal_log")[1] == "fatal_log"
+
+
+# --- orderly ends, and what ends together with the first process -----------------------------------------------
+
+
+@pytest.mark.parametrize("evidence", [STUCK, READY])
+def test_a_first_process_that_goes_while_its_unit_is_stopped_is_gone(evidence: Evidence) -> None:
+    stopped = replace(evidence, stopping=True, root_gone_age=1.0, deaths=((2.0, "TP1"),), live_ranks=1)
+
+    assert judged(stopped) == ("gone", "none", None)
+
+
+def test_ranks_that_go_while_the_unit_is_stopped_have_not_died() -> None:
+    stopped = replace(READY, stopping=True, deaths=((2.0, "TP1"),), live_ranks=1)
+
+    assert judged(stopped)[0] == "idle"
+    assert judged(replace(stopped, stopping=False))[:2] == ("failed", "rank_dead")
+
+
+def test_a_fatal_line_before_the_shutdown_line_is_no_orderly_end() -> None:
+    ended = replace(READY, root_gone_age=1.0, shutdown_age=2.0)
+
+    assert judged(replace(ended, fatal_age=3.1))[:2] == ("failed", "fatal_log")
+    assert judged(replace(ended, fatal_age=3.0))[0] == "gone"
+    assert judged(replace(ended, fatal_age=1.0))[0] == "gone"
+
+
+EXITED = replace(STUCK, progress_age=5.0, root_gone_age=0.0, live_ranks=0)
+"""The first process went without a word, before ready."""
+
+
+@pytest.mark.parametrize("age", [0.0, 9.9, 10.0, 500.0])
+def test_a_start_that_ends_together_with_its_container_is_gone(age: float) -> None:
+    assert judged(replace(EXITED, root_gone_age=age, scope_alive=False)) == ("gone", "none", None)
+
+
+def test_a_start_that_ends_in_no_container_has_failed_at_once() -> None:
+    assert judged(EXITED) == ("failed", "exited", None)
+
+
+@pytest.mark.parametrize(("age", "state"), [(0.0, "working"), (9.9, "working"), (10.0, "failed")])
+def test_the_rest_of_the_container_has_a_moment_to_end_too(age: float, state: str) -> None:
+    assert judged(replace(EXITED, root_gone_age=age, scope_alive=True))[0] == state
+
+
+def test_a_fatal_line_is_not_undone_by_a_container_that_ends_with_its_first_process() -> None:
+    """The server is the first process of its container: they always end together."""
+    crashed = replace(EXITED, scope_alive=False, fatal_age=2.0)
+
+    assert judged(crashed)[:2] == ("failed", "fatal_log")
+    assert judged(replace(crashed, fatal_age=100.0))[:2] == ("failed", "exited")
+
+
+# --- stopped after ready, under a debugger, frozen -------------------------------------------------------------
+
+OWED = replace(READY, progress_age=61.0, demand=1.0, channels=CPU_FLAT, ranks=two(stopped_age=61.0))
+
+
+@pytest.mark.parametrize(("unserved_age", "state"), [(60.0, "stalled"), (59.9, "working"), (None, "working")])
+def test_a_ready_server_is_stopped_only_while_work_is_owed(unserved_age: float | None, state: str) -> None:
+    assert judged(replace(OWED, unserved_age=unserved_age))[0] == state
+
+
+def test_a_ready_server_that_is_asked_nothing_may_be_stopped_for_hours() -> None:
+    assert judged(replace(OWED, demand=0.0, progress_age=9e3, ranks=two(stopped_age=9e3)))[:2] == ("idle", "none")
+
+
+@pytest.mark.parametrize("evidence", [STOPPED, replace(OWED, unserved_age=70.0)])
+def test_a_rank_under_a_debugger_or_in_a_frozen_cgroup_is_not_stopped(evidence: Evidence) -> None:
+    traced = tuple(replace(rank, traced=True) for rank in evidence.ranks)
+
+    assert judged(evidence)[:2] == ("stalled", "stopped")
+    assert judged(replace(evidence, frozen=True))[:2] != ("stalled", "stopped")
+    assert judged(replace(evidence, ranks=traced))[:2] != ("stalled", "stopped")
+
+
+def test_a_rank_that_is_stopped_while_another_is_traced_is_stopped() -> None:
+    ranks = (replace(STOPPED.ranks[0], traced=True), STOPPED.ranks[1])
+
+    assert judged(replace(STOPPED, ranks=ranks)) == ("stalled", "stopped", "TP1")
+
+
+def test_a_frozen_server_is_at_most_suspect() -> None:
+    assert judged(replace(STUCK, frozen=True)) == ("suspect", "frozen", None)
+    assert judged(replace(STUCK, frozen=True, progress_age=239.0))[0] == "quiet"
+    assert judged(replace(READY, demand=0.0, frozen=True))[0] == "idle"
+
+
+def test_a_traced_rank_is_at_most_suspect_and_named() -> None:
+    assert judged(replace(STUCK, ranks=two(traced=True))) == ("suspect", "traced", "TP1")
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        tuple(replace(rank, traced=True) for rank in two()),
+        (RankEvidence("TP0", traced=True),),
+        (*two(), RankEvidence("engine", traced=True, is_engine=True)),
+    ],
+)
+def test_several_traced_ranks_the_only_one_or_an_engine_name_nobody(ranks: tuple[RankEvidence, ...]) -> None:
+    assert judged(replace(STUCK, ranks=ranks)) == ("suspect", "traced", None)
+
+
+def test_a_debugger_on_a_busy_rank_is_told_before_its_spin() -> None:
+    assert judged(replace(STUCK, channels=CPU_MOVES, ranks=two(traced=True)))[1] == "traced"
+    assert judged(replace(STUCK, channels=CPU_MOVES, frozen=True, ranks=two(traced=True)))[1] == "frozen"
+
+
+# --- serving: no tokens ----------------------------------------------------------------------------------------
+
+TOKENS_FLAT = (ChannelState("tokens", "flat", 130.0), ChannelState("cpu", "flat", 130.0))
+WEDGED = replace(
+    READY,
+    demand=3.0,
+    unserved_age=130.0,
+    tokens_age=130.0,
+    tokens_counted=True,
+    channels=TOKENS_FLAT,
+    progress_age=130.0,
+)
+"""Three requests run, and no token came for two minutes; nobody uses CPU."""
+
+
+def test_owed_work_without_a_token_is_a_serving_stall() -> None:
+    assert judged(WEDGED) == ("stalled", "no_tokens", None)
+    assert judged(replace(WEDGED, ranks=two(markers=2))) == ("stalled", "no_tokens", "TP1")
+
+
+@pytest.mark.parametrize(
+    ("twin", "state"),
+    [
+        ({"unserved_age": 120.0}, "stalled"),
+        ({"unserved_age": 119.9}, "working"),  # tokens came, or the work came, later
+        ({"unserved_age": None}, "working"),
+        ({"demand": 0.0}, "idle"),
+        ({"demand": None}, "idle"),
+        ({"ready": False, "progress_age": 5.0}, "working"),
+        ({"channels": (ChannelState("cpu", "flat", 130.0),)}, "working"),  # nothing tells of tokens
+        ({"channels": (ChannelState("tokens", "unreadable", None), *CPU_FLAT)}, "working"),
+    ],
+)
+def test_no_tokens_needs_owed_work_two_minutes_and_counters(twin: dict[str, object], state: str) -> None:
+    assert judged(replace(WEDGED, **twin))[0] == state  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "twin",
+    [
+        {"channels": (TOKENS_FLAT[0], ChannelState("cpu", "moving", 3.0))},  # a long prefill
+        {"channels": (TOKENS_FLAT[0], ChannelState("cpu", "unreadable", None))},
+        {"channels": TOKENS_FLAT[:1]},
+        {"channels": (*TOKENS_FLAT, ChannelState("gpu_utilization", "moving", 3.0))},  # idle power is not known
+        {"cards_rest": False},
+        {"tokens_counted": False},  # only stats lines say so
+    ],
+)
+def test_no_tokens_is_at_most_suspect_while_something_works_or_is_not_known(twin: dict[str, object]) -> None:
+    assert judged(replace(WEDGED, **twin))[:2] == ("suspect", "no_tokens")  # type: ignore[arg-type]
+
+
+def test_cards_at_rest_outweigh_a_polling_cpu_in_a_serving_stall() -> None:
+    """A collective that spins keeps a core busy."""
+    spinning = (TOKENS_FLAT[0], ChannelState("cpu", "moving", 3.0))
+
+    assert judged(replace(WEDGED, channels=spinning, cards_rest=True))[:2] == ("stalled", "no_tokens")
+
+
+@pytest.mark.parametrize("evidence", [WEDGED, replace(WEDGED, timeouts=4, timeouts_age=130.0)])
+def test_a_serving_stall_of_a_server_that_sleeps_is_frozen_or_traced_is_at_most_suspect(evidence: Evidence) -> None:
+    assert judged(replace(evidence, paused=True))[:2] == ("suspect", "paused")
+    assert judged(replace(evidence, frozen=True))[:2] == ("suspect", "frozen")
+    assert judged(replace(evidence, ranks=two(traced=True))) == ("suspect", "traced", "TP1")
+
+
+def test_a_server_in_sleep_mode_that_owes_nothing_is_idle() -> None:
+    assert judged(replace(READY, demand=0.0, paused=True)) == ("idle", "none", None)
+
+
+# --- serving: health -------------------------------------------------------------------------------------------
+
+SILENT = replace(READY, demand=1.0, timeouts=3, timeouts_age=120.0, tokens_age=120.0, channels=CPU_FLAT)
+
+
+def test_a_health_endpoint_that_does_not_answer_three_times_in_two_minutes_is_a_serving_stall() -> None:
+    assert judged(SILENT)[:2] == ("stalled", "health_timeout")
+    assert judged(replace(SILENT, demand=None))[:2] == ("stalled", "health_timeout")
+    assert judged(replace(SILENT, tokens_age=math.inf))[:2] == ("stalled", "health_timeout")
+
+
+@pytest.mark.parametrize(
+    ("twin", "state"),
+    [
+        ({"timeouts": 2, "timeouts_age": 900.0}, "working"),
+        ({"timeouts": 9, "timeouts_age": 119.9}, "working"),
+        ({"tokens_age": 119.9}, "working"),  # it serves, and has no time to answer
+        ({"demand": 0.0}, "idle"),
+        ({"ready": False, "progress_age": 5.0}, "working"),
+        ({"channels": CPU_MOVES}, "suspect"),
+        ({"channels": ()}, "suspect"),
+        ({"cards_rest": False}, "suspect"),
+    ],
+)
+def test_health_timeouts_need_three_in_two_minutes_and_a_server_at_rest(twin: dict[str, object], state: str) -> None:
+    assert judged(replace(SILENT, **twin))[0] == state  # type: ignore[arg-type]
+
+
+def test_a_health_endpoint_that_is_silent_is_told_before_the_tokens_that_do_not_come() -> None:
+    assert judged(replace(WEDGED, timeouts=3, timeouts_age=120.0))[1] == "health_timeout"
+
+
+# --- locks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_nobody_holds_is_a_stall_and_one_that_may_be_held_is_not() -> None:
+    assert judged(replace(STUCK, stale_lock=True))[:2] == ("stalled", "stale_lock")
+    assert judged(replace(STUCK, held_lock=True))[:2] == ("suspect", "lock_wait")
+    assert judged(replace(STUCK, held_lock=True, stale_lock=True))[:2] == ("stalled", "stale_lock")
+
+
+@pytest.mark.parametrize("lock", ["stale_lock", "held_lock"])
+def test_a_lock_file_of_a_server_that_moves_is_no_matter(lock: str) -> None:
+    for twin, state in (
+        (replace(STUCK, progress_age=5.0), "working"),
+        (replace(STUCK, progress_age=239.9), "quiet"),
+        (replace(STUCK, channels=CPU_MOVES), "suspect"),
+        (replace(STUCK, storage_readable=False), "unknown"),
+        (replace(READY, demand=0.0), "idle"),
+    ):
+        found = judged(replace(twin, **{lock: True}))  # type: ignore[arg-type]
+        assert (found[0], found[1] in ("stale_lock", "lock_wait")) == (state, False)
+
+
+def test_a_lock_names_the_rank_that_is_behind() -> None:
+    assert judged(replace(STUCK, stale_lock=True, ranks=two(markers=2)))[2] == "TP1"
+    assert judged(replace(STUCK, held_lock=True, ranks=two(markers=2)))[2] == "TP1"
+
+
+# --- ranks that never came, ports, blocked reads ---------------------------------------------------------------
+
+MISSING = replace(STUCK, missing=1, missing_ranks=("TP2",))
+FOREIGN = replace(STUCK, port_foreign=True)
+
+
+def test_a_rank_that_never_came_is_missed_when_all_stand_still() -> None:
+    assert judged(MISSING) == ("stalled", "rank_missing", "TP2")
+    assert judged(replace(MISSING, progress_age=5.0)) == ("working", "none", None)
+    assert judged(replace(MISSING, progress_age=200.0)) == ("quiet", "none", None)
+
+
+def test_a_port_of_another_process_is_the_reason_when_nothing_else_explains_the_silence() -> None:
+    assert judged(FOREIGN)[:2] == ("stalled", "port_taken")
+    assert judged(replace(FOREIGN, port_foreign=False))[:2] == ("stalled", "idle_wait")
+
+
+@pytest.mark.parametrize(
+    ("twin", "reason"),
+    [
+        ({"ranks": two(markers=2)}, "idle_wait"),  # a rank is behind: it is not the port
+        ({"ranks": two(disk_age=60.0)}, "blocked_io"),
+        ({"missing": 2}, "rank_missing"),
+        ({"role": "embedded"}, "idle_wait"),  # it opens none
+        ({"stale_lock": True}, "stale_lock"),
+    ],
+)
+def test_a_taken_port_is_not_blamed_for_what_something_else_explains(twin: dict[str, object], reason: str) -> None:
+    assert judged(replace(FOREIGN, **twin))[:2] == ("stalled", reason)  # type: ignore[arg-type]
+
+
+def test_a_taken_port_of_a_server_that_moves_or_serves_is_no_stall() -> None:
+    assert judged(replace(FOREIGN, progress_age=5.0))[0] == "working"
+    assert judged(replace(READY, port_foreign=True, demand=0.0))[0] == "idle"
+
+
+def test_a_thread_blocked_in_the_kernel_comes_before_a_rank_that_never_came() -> None:
+    assert judged(replace(MISSING, ranks=two(disk_age=60.0)))[1] == "blocked_io"
+    assert judged(replace(MISSING, ranks=two(disk_age=59.9)))[1] == "rank_missing"
+
+
+# --- several nodes, autotune -----------------------------------------------------------------------------------
+
+
+def test_one_of_several_nodes_stands_still_and_its_own_reasons_do_not_page() -> None:
+    far = replace(STUCK, nnodes=2)
+    for twin in (far, replace(far, missing=1), replace(far, port_foreign=True), replace(far, ranks=two(disk_age=99.0))):
+        assert judged(twin)[:2] == ("suspect", "waiting_remote")
+
+
+def test_a_certain_sign_on_one_of_several_nodes_pages() -> None:
+    assert judged(replace(STUCK, nnodes=2, deaths=((1.0, "TP1"),), live_ranks=1))[:2] == ("failed", "rank_dead")
+    assert judged(replace(STOPPED, nnodes=2))[:2] == ("stalled", "stopped")
+
+
+def test_an_open_autotune_says_why_it_is_silent_and_never_pages() -> None:
+    tuning = replace(STUCK, autotune_open=True)
+
+    assert judged(replace(tuning, ranks=two(disk_age=60.0)))[:2] == ("suspect", "blocked_io")
+    assert judged(replace(tuning, missing=1))[:2] == ("suspect", "rank_missing")
+    assert judged(replace(tuning, autotune_open=False, missing=1))[:2] == ("stalled", "rank_missing")
+
+
+def test_a_rank_that_dies_in_an_open_autotune_fails() -> None:
+    assert judged(replace(STUCK, autotune_open=True, deaths=((1.0, "TP1"),), live_ranks=1))[0] == "failed"
+
+
+# --- slow counters ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("progress_age", "state"), [(60.0, "working"), (599.9, "quiet"), (600.0, "stalled")])
+def test_a_slow_counter_makes_the_silence_that_is_a_stall_longer(progress_age: float, state: str) -> None:
+    assert judged(replace(STUCK, stretch=600.0, progress_age=progress_age))[0] == state
+
+
+def test_a_counter_makes_no_silence_shorter() -> None:
+    assert judged(replace(STUCK, stretch=100.0, progress_age=239.9))[0] == "quiet"
+    assert judged(replace(STUCK, stretch=0.0, progress_age=240.0))[0] == "stalled"
+
+
+def test_a_longer_silence_must_have_been_watched_as_long() -> None:
+    assert judged(replace(STUCK, stretch=600.0, progress_age=700.0, watched_age=599.0))[0] == "unknown"
+    assert judged(replace(STUCK, stretch=600.0, progress_age=700.0, watched_age=600.0))[0] == "stalled"
+
+
+def test_a_slow_counter_delays_no_certain_sign_and_no_stopped_rank() -> None:
+    assert judged(replace(STOPPED, stretch=1800.0))[:2] == ("stalled", "stopped")
+    assert judged(replace(STUCK, stretch=1800.0, deaths=((1.0, "TP1"),), live_ranks=1))[0] == "failed"
+
+
+# --- which check speaks ----------------------------------------------------------------------------------------
+
+
+def test_every_check_speaks_somewhere_and_none_of_a_server_that_loads_but_the_one_for_it() -> None:
+    speaks = {check.__name__ for evidence in SPEAKING for check in CHECKS if check(evidence, T, FAILED) is not None}
+    loading = [check.__name__ for check in CHECKS if check(LOADING, T, None) is not None]
+
+    assert speaks == {check.__name__ for check in CHECKS}
+    assert loading[0] == "progresses"
+
+
+FAILED = Verdict("failed", "rank_dead", 900.0)
+LOADING = Evidence(progress_age=1.0, phase="loading_weights", channels=(ChannelState("storage", "moving", 1.0),))
+SPEAKING = (
+    Evidence(known=False),
+    replace(READY, root_gone_age=1.0, shutdown_age=2.0),
+    replace(DIED, oom_age=10.0),
+    ENDED,
+    DIED,
+    replace(FATAL, root_gone_age=1.0),
+    STOPPED,
+    SILENT,
+    WEDGED,
+    replace(STUCK, progress_age=100.0),
+    LOADING,
+    replace(STUCK, storage_readable=False),
+    replace(STUCK, frozen=True),
+    replace(STUCK, channels=CPU_MOVES),
+    replace(STUCK, stale_lock=True),
+    replace(STUCK, held_lock=True),
+    replace(STUCK, nnodes=2),
+    replace(STUCK, autotune_open=True),
+)
