@@ -157,6 +157,16 @@ class Found:
     holders: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A name in an open folder (its descriptor, what it is called, and on which type of file system it lies)."""
+
+    folder: int
+    folder_name: str
+    name: str
+    file_system: str
+
+
 class Root:
     """The root folder of a process; `folder` leads to one below it, as the process itself would get there."""
 
@@ -282,10 +292,12 @@ class Looker:
 
     def _below(self, folder: int, name: str, parts: list[str], rule: Rule, user: int, now: float) -> Iterator[Found]:
         """`folder` is called `name`; what of it fits the first part, and below that the others."""
+        last = len(parts) == 1
+        file_system = self._file_systems.get(mount_of(folder), "") if last else ""
         for entry in self._entries(folder, parts[0], rule):
-            if len(parts) == 1:
+            if last:
                 with suppress(OSError):  # gone by now
-                    if found := self._lock(folder, name, entry, rule, user, now):
+                    if found := self._lock(_Seen(folder, name, entry, file_system), rule, user, now):
                         yield found
                 continue
             try:
@@ -314,41 +326,41 @@ class Looker:
             self._note(error, rule)
         return names
 
-    def _lock(self, folder: int, name: str, entry: str, rule: Rule, user: int, now: float) -> Found | None:
+    def _lock(self, seen: _Seen, rule: Rule, user: int, now: float) -> Found | None:
         """The lock file, when somebody may wait for it."""
-        status = os.stat(entry, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode) or entry.endswith(_GUARD) or (rule.own and status.st_uid != user):
+        status = os.stat(seen.name, dir_fd=seen.folder, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode) or seen.name.endswith(_GUARD) or (rule.own and status.st_uid != user):
             return None
-        file_system = self._file_systems.get(mount_of(folder), "")
         found = Found(
             rule.kind,
-            entry,
+            seen.name,
             rule.exists,
             status.st_dev,
             status.st_ino,
             status.st_uid,
             status.st_mtime,
             polled=abs(now - status.st_ctime) < POLLED_SECONDS,
-            local=file_system in LOCAL_FILE_SYSTEMS,
-            layered=file_system == "overlay",
-            holders=self._granted.holders(status.st_dev, status.st_ino, file_system),
+            local=seen.file_system in LOCAL_FILE_SYSTEMS,
+            layered=seen.file_system == "overlay",
+            holders=self._granted.holders(status.st_dev, status.st_ino, seen.file_system),
         )
-        if status.st_size and (record := _PID.match(_head(folder, entry, _RECORD_BYTES))):
+        if status.st_size and (record := _PID.match(_head(seen.folder, seen.name, _RECORD_BYTES))):
             found.exists, found.pid = True, int(record[1] or record[2])  # a soft lock, or a baton that names its holder
         if found.exists or found.holders or found.polled:
             return found
-        return found if not found.local and self._is_wanted(folder, name, entry, rule) else None
+        return found if not found.local and _is_wanted(seen, rule) else None
 
-    def _is_wanted(self, folder: int, name: str, entry: str, rule: Rule) -> bool:
-        """Whether a resting file, where soft locks look the same, guards something that is not there yet."""
-        if not rule.product:
-            return False
-        path = rule.product.format(stem=entry.removesuffix(".lock"), folder=name)
-        try:
-            os.stat(path, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return True
+
+def _is_wanted(seen: _Seen, rule: Rule) -> bool:
+    """Whether a resting file, where soft locks look the same, guards something that is not there yet."""
+    if not rule.product:
         return False
+    path = rule.product.format(stem=seen.name.removesuffix(".lock"), folder=seen.folder_name)
+    try:
+        os.stat(path, dir_fd=seen.folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def mount_of(folder: int) -> int:
