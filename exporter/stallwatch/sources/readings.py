@@ -29,9 +29,9 @@ def report(proc: ProcFs, tracked: Tracked) -> Iterator[Observation]:
     yield signals.SERVER_START.read(tracked.started_at, name)
     yield signals.SERVER_STARTS.read(tracked.starts, name)
     if tracked.around.scope_alive is not None:
-        yield signals.SERVER_SCOPE_ALIVE.read(tracked.around.scope_alive, name)
+        yield signals.SERVER_SCOPE_ALIVE.read(float(tracked.around.scope_alive), name)
     if tracked.stopping is not None:
-        yield signals.SERVER_STOPPING.read(tracked.stopping, name)
+        yield signals.SERVER_STOPPING.read(float(tracked.stopping), name)
     yield from _ranks(tracked)
     if tracked.ended_at is not None:
         return
