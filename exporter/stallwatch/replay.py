@@ -139,8 +139,8 @@ class Replay:
         self._header, self._talkative, self._config = header, talkative, config
         self._servers: dict[str, Told] = {}
         self._routes: dict[Series, Route] = {}
-        self._timeline = Timeline(self._thresholds_of, ready_markers(frameworks))
-        self._episodes = Episodes(self._timeline, self._thresholds_of, (config or Config()).retention)
+        self.timeline = Timeline(self._thresholds_of, ready_markers(frameworks))
+        self._episodes = Episodes(self.timeline, self._thresholds_of, (config or Config()).retention)
         self._clock = Clock(header.interval_seconds)
         self._ticks = 0  # the next tick is after this many intervals
         self._last: float | None = None  # `t` of the last line with readings; before there is one, of the first line
@@ -242,7 +242,7 @@ class Replay:
         for name, told in self._servers.items():
             if told.is_begun:
                 others = max((at for other, at in read.items() if other != name), default=-math.inf)
-                self._timeline.put(told.conclude(now, others), now, self._clock.tick_seconds, t)
+                self.timeline.put(told.conclude(now, others), now, self._clock.tick_seconds, t)
 
     # --- servers
 
@@ -262,9 +262,9 @@ class Replay:
         """What discovery does.  A start whose time is not known becomes the one whose time is told later."""
         started = 0.0 if told.started is None else told.started
         starts = 0 if told.started == NEVER_STARTED else told.starts
-        self._timeline.see([replace(told.recorded.server, started_at=started, starts=starts)], at)
+        self.timeline.see([replace(told.recorded.server, started_at=started, starts=starts)], at)
         told.is_begun = True
-        timeline = self._timeline.of(told.name)
+        timeline = self.timeline.of(told.name)
         if timeline is not None and told.started is None:
             timeline.start_timestamp = None
 
@@ -274,7 +274,7 @@ class Replay:
         at, told = self._clock.of(t, 0.0), self._server(event.server)
         if not told.is_begun:
             self._see(told, at)
-        self._timeline.tell([replace(event, at=at)])
+        self.timeline.tell([replace(event, at=at)])
 
     def _look(self, look: Look) -> None:
         at, interval = self._clock.of(look.t, 0.0), look.interval or self._clock.tick_seconds
@@ -307,7 +307,7 @@ class Replay:
         for route, is_there in processes.values():
             if route.of is not None:
                 route.of.note_process(route.process, route.process in _FRONTS, is_there, at, interval)
-        self._timeline.put([*readings, *self._totals(shares, at)], at, interval, look.t)
+        self.timeline.put([*readings, *self._totals(shares, at)], at, interval, look.t)
 
     def _note_starts(self, look: Look, at: float) -> None:
         """Another start begins before anything else of the line is read.  No start at all yet is one, too."""
