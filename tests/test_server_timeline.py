@@ -1,0 +1,229 @@
+"""What is known over time about one start: steps of counters, stats lines, time-outs, demand, names."""
+
+from __future__ import annotations
+
+import pytest
+
+from stallwatch import signals
+from stallwatch.server_timeline import (
+    LONGEST_STRETCH,
+    MOST_STEPS,
+    STATS_GAP_SECONDS,
+    ServerTimeline,
+    Stats,
+    Steps,
+    Timeouts,
+    natural,
+)
+from stallwatch.tracks import Track
+
+STALL_AFTER = 240.0
+
+# --- steps of counters -------------------------------------------------------------------------------------
+
+
+def counted(*moments: float) -> Steps:
+    """A counter that takes one step at each of the moments."""
+    steps = Steps()
+    for number, at in enumerate(moments):
+        steps.step(at, float(number))
+    return steps
+
+
+@pytest.mark.parametrize(("step", "stretch"), [(80.0, 0.0), (80.1, 240.3), (200.0, 600.0), (600.0, 1800.0)])
+def test_a_counter_whose_steps_take_longer_than_a_third_of_stall_after_stretches_it(
+    step: float, stretch: float
+) -> None:
+    assert counted(0.0, step, 2 * step).stretch(STALL_AFTER) == pytest.approx(stretch)
+
+
+def test_the_usual_step_says_whether_a_counter_is_slow_and_the_longest_by_how_much() -> None:
+    assert counted(0, 100, 200, 500).stretch(STALL_AFTER) == 900.0
+    assert counted(0, 10, 20, 320).stretch(STALL_AFTER) == 0.0  # one long step among short ones
+
+
+def test_a_stretch_is_at_most_half_an_hour_and_of_short_settings_as_many_times_less() -> None:
+    assert counted(0.0, 2000.0).stretch(STALL_AFTER) == 1800.0
+    assert counted(0.0, 200.0).stretch(24.0) == LONGEST_STRETCH * 24.0
+    assert counted(0.0, 1200.0).stretch(3600.0) == 0.0
+
+
+def test_one_number_is_no_step_yet() -> None:
+    assert Steps().stretch(STALL_AFTER) == 0.0
+    assert counted(0.0).stretch(STALL_AFTER) == 0.0
+
+
+def test_a_bar_that_begins_anew_took_no_step() -> None:
+    steps = counted(0.0, 10.0, 20.0)
+    steps.step(520.0, 0.0)  # the next bar, after a long phase without one
+    steps.step(530.0, 1.0)
+
+    assert list(steps.durations) == [10.0, 10.0, 10.0]
+
+
+def test_of_a_counter_only_the_last_steps_are_kept() -> None:
+    steps = counted(*(1.0 * number for number in range(10 * MOST_STEPS)))
+
+    assert len(steps.durations) == MOST_STEPS
+
+
+# --- stats lines -------------------------------------------------------------------------------------------
+
+
+def test_a_stats_line_holds_for_three_of_its_usual_gaps() -> None:
+    stats = Stats()
+    stats.put({"running": 2.0, "waiting": 1.0}, 100.0)
+
+    assert stats.demand == 3.0
+    assert stats.is_fresh(100.0 + 3 * STATS_GAP_SECONDS)
+    assert not stats.is_fresh(100.1 + 3 * STATS_GAP_SECONDS)
+
+
+def test_stats_lines_that_come_every_minute_hold_longer() -> None:
+    stats = Stats()
+    for number in range(20):
+        stats.put({"running": 1.0}, 60.0 * number)
+
+    assert stats.is_fresh(19 * 60.0 + 170.0)
+    assert not stats.is_fresh(19 * 60.0 + 190.0)
+
+
+def test_stats_lines_of_one_moment_do_not_make_it_hold_shorter() -> None:
+    """Lines found on start all arrive at once."""
+    stats = Stats()
+    for _ in range(100):
+        stats.put({"running": 1.0}, 50.0)
+
+    assert stats.usual_gap == STATS_GAP_SECONDS
+
+
+def test_a_stats_line_without_a_number_of_requests_says_nothing_of_the_demand() -> None:
+    stats = Stats()
+    stats.put({"generation_tokens_per_second": 20.0}, 10.0)
+    assert (stats.demand, stats.says_speed) == (None, True)
+
+    stats.put({"running": "many", "waiting": 2.0}, 20.0)
+    assert (stats.demand, stats.says_speed) == (2.0, False)
+
+
+def test_before_any_stats_line_nothing_is_fresh() -> None:
+    assert not Stats().is_fresh(0.0)
+
+
+# --- time-outs ---------------------------------------------------------------------------------------------
+
+
+def test_timeouts_add_up_from_the_first_until_an_answer() -> None:
+    timeouts = Timeouts()
+    for at in (30.0, 60.0, 90.0):
+        timeouts.add(1.0, at, 90.0)
+    assert (timeouts.in_a_row, timeouts.since) == (3, 30.0)
+
+    timeouts.clear()
+    assert (timeouts.in_a_row, timeouts.since) == (0, None)
+
+
+@pytest.mark.parametrize(("later", "row"), [(120.0, (2, 30.0)), (120.1, (1, 120.1))])
+def test_timeouts_with_a_long_time_between_them_are_in_no_row(later: float, row: tuple[int, float]) -> None:
+    timeouts = Timeouts()
+    timeouts.add(1.0, 30.0, 90.0)
+    timeouts.add(1.0, later, 90.0)
+
+    assert (timeouts.in_a_row, timeouts.since) == row
+
+
+# --- demand ------------------------------------------------------------------------------------------------
+
+
+def asked(timeline: ServerTimeline, at: float, running: float, waiting: float | None = None) -> None:
+    """The server's own metrics, every 30 s."""
+    for signal, value in ((signals.REQUESTS_RUNNING, running), (signals.REQUESTS_WAITING, waiting)):
+        if value is not None:
+            tracks = timeline.tracks.setdefault(signal.name, {})
+            tracks.setdefault((timeline.name,), Track()).put(value, None, at, 30.0, at)
+    timeline.note_demand(at)
+
+
+def test_work_is_owed_since_it_was_first_seen_without_a_break() -> None:
+    timeline = ServerTimeline("s", anchor=0.0)
+    asked(timeline, 0.0, 0)
+    assert timeline.owed_since is None
+
+    asked(timeline, 30.0, 0, waiting=2)
+    asked(timeline, 60.0, 1, waiting=0)
+    assert timeline.owed_since == 30.0
+
+    asked(timeline, 90.0, 0, waiting=0)
+    assert timeline.owed_since is None
+
+
+@pytest.mark.parametrize(("back", "owed_since"), [(90.0, 0.0), (600.0, 600.0)])
+def test_work_after_a_time_of_which_nothing_is_known_is_owed_anew(back: float, owed_since: float) -> None:
+    timeline = ServerTimeline("s", anchor=0.0)
+    asked(timeline, 0.0, 1)
+    asked(timeline, back, 1)
+
+    assert timeline.owed_since == owed_since
+
+
+def test_stats_lines_with_hours_between_them_owe_nothing_of_before() -> None:
+    """An idle server writes none."""
+    timeline = ServerTimeline("s", anchor=0.0)
+    for at in (0.0, 10.0, 20.0, 7200.0, 7210.0):
+        timeline.stats.put({"running": 1.0}, at)
+        timeline.note_demand(at)
+
+    assert timeline.owed_since == 7200.0
+
+
+def test_the_servers_own_metrics_say_more_than_its_stats_lines() -> None:
+    timeline = ServerTimeline("s", anchor=0.0)
+    timeline.stats.put({"running": 7.0}, 100.0)
+    asked(timeline, 90.0, 2, waiting=1)
+
+    assert timeline.demand(100.0) == 3.0
+    assert timeline.demand(130.0) == 3.0
+    assert timeline.demand(190.0) is None
+
+
+def test_stats_lines_stand_in_when_the_metrics_are_too_old() -> None:
+    timeline = ServerTimeline("s", anchor=0.0)
+    asked(timeline, 0.0, 2)
+    timeline.stats.put({"running": 7.0}, 100.0)
+
+    assert timeline.demand(100.0) == 7.0
+
+
+# --- slow phases -------------------------------------------------------------------------------------------
+
+
+def test_a_slow_counter_counts_in_its_own_phase_only() -> None:
+    timeline = ServerTimeline("s", anchor=0.0)
+    timeline.steps["capture_progress", "TP0"] = counted(0.0, 200.0)
+    assert timeline.stretch(STALL_AFTER) == 0.0
+
+    timeline.startup.phase = "capturing_graphs"
+    assert timeline.stretch(STALL_AFTER) == 600.0
+
+
+def test_the_slowest_counter_of_a_phase_counts() -> None:
+    timeline = ServerTimeline("s", anchor=0.0)
+    timeline.startup.phase = "loading_weights"
+    timeline.steps["load_progress", "TP0"] = counted(0.0, 100.0)
+    timeline.steps["load_progress", "TP1"] = counted(0.0, 150.0)
+    timeline.steps["download_progress", "TP0"] = counted(0.0, 1.0)
+
+    assert timeline.stretch(STALL_AFTER) == 450.0
+
+
+# --- names -------------------------------------------------------------------------------------------------
+
+
+def test_names_are_in_the_order_of_their_numbers() -> None:
+    assert sorted(("TP10", "TP2", "DP0-TP1", "engine1", "7"), key=natural) == [
+        "7",
+        "DP0-TP1",
+        "TP2",
+        "TP10",
+        "engine1",
+    ]
