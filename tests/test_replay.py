@@ -190,7 +190,7 @@ def test_lines_alone_have_their_gaps_among_themselves() -> None:
 
 
 def test_a_recording_may_begin_at_any_second() -> None:
-    scribe, late = stuck(), stuck()
+    late = stuck()
     for line in late.lines:
         line["t"] += 1_700_000_003.0
 
