@@ -499,3 +499,101 @@ def test_a_log_that_could_never_be_read_has_no_counts(pattern: str, node: Node) 
     told = {one.signal.name: one.value for one in node.read() if isinstance(one, Reading) and one.signal.scope == "log"}
 
     assert told == {"log_bytes_total": None, "log_read_errors_total": 1.0}
+
+
+# --- over a restart of ours -----------------------------------------------------------------------------------
+
+
+def seal(*parts: object) -> str:
+    return str(hash(parts))
+
+
+def restarted(node: Node, turn_bytes: int = READ_BYTES) -> Node:
+    """The next process of ours, which knows how far the one before had told of the logs of `node`."""
+    places = {log: (file, told, mark) for log, file, told, mark in known(node)}
+    after = Node(node.folder, turn_bytes=turn_bytes)
+    after.server, after.monotonic, after.source.seal = node.server, node.monotonic + 60, seal
+
+    def told_before(server: Server, log: str, file: tuple[int, int]) -> tuple[int, str] | None:
+        before, told, mark = places.get(log, ((0, 0), 0, ""))
+        return (told, mark) if before == file else None
+
+    after.source.told_before = told_before
+    return after
+
+
+def known(node: Node) -> list[tuple[str, tuple[int, int], int, str]]:
+    return node.source.places(node.monotonic).get(node.server.name, [])
+
+
+@pytest.fixture
+def watched(node: Node) -> Node:
+    """A log of which three lines were told."""
+    node.source.seal = seal
+    node.write("[2026-06-02 08:00:10 TP0] Load weight end.\n[2026-06-02 08:00:11 TP1] Load weight end.\n")
+    assert len(events(node.read())) == 3
+    return node
+
+
+def test_what_was_told_before_a_restart_is_counted_and_not_told_again(watched: Node) -> None:
+    after = restarted(watched)
+    seen = after.read()
+
+    assert events(seen) == []
+    assert values(seen, "log_lines_total") == {("stdout",): 3.0}
+    assert values(seen, "log_events_total")["load_end",] == 2.0
+
+
+def test_what_was_written_while_we_were_down_is_news(watched: Node) -> None:
+    after = restarted(watched)
+    watched.write("[2026-06-02 08:00:12 TP2] Load weight end.\n", modified=WALL - 9999)
+    (event,) = events(after.read())
+
+    assert (event.event, event.rank, event.at) == ("load_end", "TP2", after.monotonic)
+
+
+def test_a_line_whose_beginning_was_read_before_is_told_when_it_ends(watched: Node) -> None:
+    watched.write("[2026-06-02 08:00:12 TP2] Load wei")
+    watched.read()
+    after = restarted(watched)
+    watched.write("ght end.\n")
+
+    assert [event.rank for event in events(after.read())] == ["TP2"]
+
+
+def test_a_long_history_is_passed_over_turn_by_turn(watched: Node) -> None:
+    after = restarted(watched, turn_bytes=50)
+    watched.write("[2026-06-02 08:00:12 TP2] Load weight end.\n")
+    turns = [after.read() for _ in range(8)]
+
+    assert [event.rank for seen in turns for event in events(seen)] == ["TP2"]
+    assert values(turns[0], "log_bytes_total") == {("stdout",): "timeout"}
+    assert values(turns[-1], "log_lines_total") == {("stdout",): 4.0}
+
+
+@pytest.mark.parametrize("how", ["written anew", "shorter", "another file"])
+def test_another_log_in_the_place_of_the_old_one_is_told_from_its_beginning(how: str, watched: Node) -> None:
+    path, line = watched.folder / "stdout", "[2026-06-02 09:00:00 TP5] Load weight end.\n"
+    after = restarted(watched)
+    if how == "another file":
+        path.rename(path.with_suffix(".1"))
+    watched.write(line * (1 if how == "shorter" else 9), mode="w")
+    after.place("stdout")
+
+    assert {event.rank for event in events(after.read())} == {"TP5"}
+
+
+def test_how_far_the_logs_are_told_is_known_for_the_turn_that_was_taken(watched: Node) -> None:
+    first, taken = known(watched), watched.monotonic
+    watched.write("[2026-06-02 08:00:12 TP2] Load weight end.\n")
+    watched.read()
+
+    assert known(watched)[0][2] > first[0][2]
+    assert watched.source.places(taken)[watched.server.name] == first
+    assert watched.source.places(taken - 100) == {}
+
+
+def test_a_process_that_keeps_no_state_marks_nothing(node: Node) -> None:
+    node.read()
+
+    assert known(node) == []
