@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from feed import Counters, Feed, server
+from feed import CardFigures, Counters, Feed, server
 from stallwatch import signals
 from stallwatch.model import FRONTEND, Reading
-from stallwatch.timeline import FLOORS, MIB, MOST_NOVEL_LINES
+from stallwatch.timeline import FLOORS, MIB, MOST_COUNTERS, MOST_NOVEL_LINES
 from stallwatch.tracks import Track
 
 READ = Counters()
@@ -570,3 +570,260 @@ def test_a_rank_that_came_back_is_not_dead_any_more() -> None:
     feed.dead.clear()
     feed.look(20.0)
     assert feed.now.deaths == []
+
+
+# --- slow counters -----------------------------------------------------------------------------------------
+
+
+def test_steps_are_those_of_a_counter_that_rises() -> None:
+    feed = at_rest(Feed())
+    for t, done in ((20.0, 0), (120.0, 1), (150.0, 1), (220.0, 2)):
+        feed.tell(t, "capture_progress", "TP0", done=done, total=9)
+
+    assert list(feed.now.steps["capture_progress", "TP0"].durations) == [100.0, 100.0]
+    assert feed.now.stretch(240.0) == 300.0
+
+
+def test_a_share_steps_too_and_a_bar_of_nobody_is_the_first_ranks() -> None:
+    feed = at_rest(Feed())
+    feed.tell(20.0, "download_progress", ratio=0.1)
+    feed.tell(170.0, "download_progress", ratio=0.2)
+
+    assert list(feed.now.steps["download_progress", "TP0"].durations) == [150.0]
+
+
+@pytest.mark.parametrize("event", ["heartbeat", "waiting", "watchdog", "stats"])
+def test_what_is_no_counter_stretches_nothing_whatever_number_it_carries(event: str) -> None:
+    feed = at_rest(Feed())
+    for number in range(4):
+        feed.tell(20.0 + 200.0 * number, event, "TP0", done=number, total=9)
+
+    assert feed.now.steps == {}
+
+
+def test_steps_of_a_phase_are_forgotten_when_a_counter_of_another_begins() -> None:
+    feed = at_rest(Feed())
+    feed.tell(20.0, "load_progress", "TP0", done=1, total=9)
+    feed.tell(220.0, "load_progress", "TP0", done=2, total=9)
+    feed.tell(230.0, "capture_begin", "TP0")
+    assert feed.now.stretch(240.0) == 0.0
+
+    feed.tell(240.0, "capture_progress", "TP0", done=1, total=9)
+    assert list(feed.now.steps) == [("capture_progress", "TP0")]
+
+
+def test_a_new_start_in_the_log_forgets_the_steps_of_the_one_before() -> None:
+    feed = at_rest(Feed())
+    feed.tell(20.0, "args")
+    feed.tell(21.0, "load_progress", "TP0", done=1, total=9)
+    feed.tell(30.0, "args")
+
+    assert feed.now.steps == {}
+
+
+def test_counters_whose_steps_are_measured_are_bounded() -> None:
+    feed = at_rest(Feed())
+    for number in range(MOST_COUNTERS + 50):
+        feed.tell(20.0 + number, "load_progress", f"TP{number}", done=1, total=9)
+
+    assert len(feed.now.steps) == MOST_COUNTERS
+
+
+# --- stats lines and demand --------------------------------------------------------------------------------
+
+
+def test_a_stats_line_says_what_is_owed_and_only_a_speed_moves_tokens() -> None:
+    feed = at_rest(Feed())
+    feed.tell(20.0, "ready")
+    feed.stats(30.0, running=2, speed=0.0)
+    assert (feed.now.owed_since, feed.now.moves) == (30.0, {"log": 20.0})
+
+    feed.stats(40.0, running=2, speed=17.5)
+    assert (feed.now.owed_since, feed.now.moves) == (30.0, {"log": 20.0, "tokens": 40.0})
+
+    feed.stats(50.0, running=0)
+    assert (feed.now.owed_since, feed.now.moves["tokens"]) == (None, 40.0)
+
+
+@pytest.mark.parametrize("signal", ["generated", "prompt", "finished"])
+def test_each_of_the_three_counters_moves_tokens(signal: str) -> None:
+    feed = at_rest(Feed())
+    setattr(feed.serving, signal, 7.0)
+    feed.look(20.0)
+    assert feed.now.moves == {}
+
+    setattr(feed.serving, signal, 8.0)
+    feed.look(30.0)
+    assert feed.now.moves == {"tokens": 30.0}
+
+
+def test_counters_that_begin_anew_are_no_tokens() -> None:
+    feed = at_rest(Feed())
+    for t, generated in ((20.0, 500.0), (25.0, 3.0)):
+        feed.serving.generated = generated
+        feed.look(t)
+
+    assert feed.now.moves == {}
+
+
+def test_work_is_owed_since_both_numbers_of_requests_are_read() -> None:
+    feed = at_rest(Feed())
+    feed.serving.running, feed.serving.waiting = 0.0, 3.0
+    feed.look(20.0)
+    feed.look(25.0)
+    assert feed.now.owed_since == 20.0
+
+    feed.serving.waiting = 0.0
+    feed.look(30.0)
+    assert feed.now.owed_since is None
+
+
+def test_work_is_owed_anew_after_a_time_in_which_nobody_could_ask() -> None:
+    """What was finished meanwhile, and whether anything waited, nobody knows."""
+    feed = at_rest(Feed())
+    feed.serving.running = 1.0
+    for t in (20.0, 25.0):
+        feed.look(t)
+    feed.serving.running = None
+    feed.quiet_until(25.0, 325.0)
+    feed.serving.running = 1.0
+    feed.look(330.0)
+
+    assert feed.now.owed_since == 330.0
+
+
+def test_one_look_that_was_missed_does_not_begin_the_work_anew() -> None:
+    feed = at_rest(Feed())
+    feed.serving.running = 1.0
+    for t in (20.0, 25.0, 35.0):
+        feed.endpoints(t)
+
+    assert feed.now.owed_since == 20.0
+
+
+# --- time-outs of the health endpoint ----------------------------------------------------------------------
+
+
+def test_timeouts_count_from_the_first_that_was_seen_and_until_an_answer() -> None:
+    feed = at_rest(Feed())
+    for t, timeouts in ((20.0, 5.0), (25.0, 5.0), (30.0, 6.0), (35.0, 7.0), (40.0, 8.0)):
+        feed.serving.timeouts = timeouts
+        feed.look(t)
+    assert (feed.now.timeouts.in_a_row, feed.now.timeouts.since) == (3, 30.0)
+
+    feed.serving.health = 503.0
+    feed.look(45.0)
+    assert feed.now.timeouts.in_a_row == 0
+
+
+def test_an_answer_between_two_timeouts_breaks_the_row() -> None:
+    feed = at_rest(Feed())
+    feed.serving.timeouts = 0.0
+    for t, timeouts, health in ((20.0, 0.0, None), (25.0, 2.0, None), (30.0, 2.0, 200.0), (35.0, 3.0, None)):
+        feed.serving.timeouts, feed.serving.health = timeouts, health
+        feed.look(t)
+
+    assert (feed.now.timeouts.in_a_row, feed.now.timeouts.since) == (1, 35.0)
+
+
+@pytest.mark.parametrize("endpoint", ["models", "metrics"])
+def test_timeouts_and_answers_of_other_endpoints_are_no_matter(endpoint: str) -> None:
+    feed = at_rest(Feed())
+    feed.serving.timeouts = 0.0
+    feed.look(20.0)
+    feed.serving.timeouts = 1.0
+    feed.look(25.0)
+    other = (signals.HEALTH_TIMEOUTS.read(9.0, "s", endpoint), signals.HEALTH_STATUS.read(200.0, "s", endpoint))
+    feed.timeline.put([signals.HEALTH_TIMEOUTS.read(0.0, "s", endpoint)], 25.0, 5.0)
+    feed.timeline.put(other, 30.0, 5.0)
+
+    assert feed.now.timeouts.in_a_row == 1
+
+
+def test_a_counter_of_timeouts_that_begins_anew_adds_none() -> None:
+    feed = at_rest(Feed())
+    for t, timeouts in ((20.0, 50.0), (25.0, 0.0)):
+        feed.serving.timeouts = timeouts
+        feed.look(t)
+
+    assert feed.now.timeouts.in_a_row == 0
+
+
+# --- kills by the kernel -----------------------------------------------------------------------------------
+
+
+def test_a_kill_is_seen_when_the_count_grows_and_not_when_it_is_first_read() -> None:
+    feed = at_rest(Feed(kills=17.0))
+    assert feed.now.oom_killed_at is None
+
+    feed.look(15.0)
+    assert feed.now.oom_killed_at is None
+    feed.kills = 18.0
+    feed.look(20.0)
+    feed.look(25.0)
+    assert feed.now.oom_killed_at == 20.0
+
+
+def test_a_count_of_kills_that_cannot_be_read_or_falls_is_no_kill() -> None:
+    feed = at_rest(Feed(kills=17.0))
+    feed.timeline.put([signals.OOM_KILLS.missing("permission")], 15.0, 5.0)
+    feed.kills = 3.0
+    feed.look(20.0)
+
+    assert feed.now.oom_killed_at is None
+
+
+# --- cards -------------------------------------------------------------------------------------------------
+
+
+def with_cards(*ranks: str) -> Feed:
+    return at_rest(Feed(cards={rank: CardFigures() for rank in ranks}))
+
+
+def test_what_a_card_says_reaches_the_server_that_is_alone_on_it() -> None:
+    feed = with_cards("TP0", "TP1")
+    feed.look(15.0)
+    feed.cards["TP1"].held += 16 * MIB
+    feed.look(20.0)
+    assert (feed.now.moves, feed.now.rank_moves) == ({"gpu_memory": 20.0}, {"TP1": 20.0})
+
+    feed.cards["TP0"].dram_activity = 0.5
+    feed.look(25.0)
+    assert feed.now.moves == {"gpu_memory": 20.0, "gpu_power": 25.0}
+
+
+def test_cards_that_only_chatter_move_nothing() -> None:
+    feed = with_cards("TP0", "TP1")
+    feed.quiet_until(10.0, 600.0)
+
+    assert feed.now.moves == {}
+
+
+def test_utilisation_of_a_card_is_ambiguous() -> None:
+    feed = with_cards("TP0")
+    feed.cards["TP0"].utilization = 1.0
+    feed.look(15.0)
+    feed.look(20.0)
+
+    assert list(feed.now.moves) == ["gpu_utilization"]
+    assert feed.now.rank_moves == {}
+
+
+def test_bytes_over_the_bus_move_the_server() -> None:
+    feed = with_cards("TP0")
+    feed.cards["TP0"].pcie = 10e9
+    feed.look(15.0)
+    feed.look(20.0)
+
+    assert list(feed.now.moves) == ["gpu_bus"]
+
+
+def test_cards_of_a_server_nobody_knows_move_nobody() -> None:
+    feed = with_cards("TP0")
+    strange = CardFigures()
+    for t in (15.0, 20.0):
+        feed.timeline.put(strange.readings("other", "TP7"), t, 5.0)
+        strange.held += 1e9
+
+    assert feed.now.moves == {}
+    assert feed.timeline.of("other") is None
