@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from feed import Feed, server
+from feed import CardFigures, Feed, Serving, server
 from stallwatch import signals
 from stallwatch.model import ChannelState, Process, ProcessId
 from stallwatch.timeline import MIB
@@ -334,3 +335,318 @@ def test_given_a_dated_age_the_watch_of_the_call_is_enough() -> None:
     found = gather(feed.now, 15.0, feed.thresholds, progress_age=2460.0)
 
     assert (found.progress_age, found.watched_age) == (2460.0, math.inf)
+
+
+# --- what is too old is not known ----------------------------------------------------------------------------
+
+LOOK = 100.0
+"""The last look of a collector that looks every five seconds: it is believed for 15 s."""
+
+
+def looked(**facts: object) -> Feed:
+    """A ready server of which all this was read until LOOK, and nothing after."""
+    feed = Feed(**facts)  # type: ignore[arg-type]
+    feed.look(LOOK - 5)
+    feed.tell(LOOK - 5, "ready")
+    feed.look(LOOK)
+    return feed
+
+
+SPEAKING = {
+    "frozen": looked(frozen=1.0),
+    "paused": looked(serving=Serving(paused=1.0)),
+    "port_foreign": looked(serving=Serving(foreign=1.0)),
+    "stale_lock": looked(lock_age={"build": 50.0}, lock_held={"build": 0.0}),
+    "held_lock": looked(lock_age={"build": 50.0}, lock_held={"build": 1.0}),
+    "demand": looked(serving=Serving(running=1.0)),
+    "tokens_counted": looked(serving=Serving(generated=7.0)),
+    "gpu_readable": looked(cards={"TP0": CardFigures()}),
+    "cards_rest": looked(cards={"TP0": CardFigures(), "TP1": CardFigures()}),
+}
+SILENT = looked(
+    frozen=0.0,
+    scope=1.0,
+    stopping=0.0,
+    serving=Serving(paused=0.0, foreign=0.0, running=0.0, timeouts=0.0),
+    cards={"TP0": CardFigures(utilization=0.5)},
+)
+
+
+@pytest.mark.parametrize("name", sorted(SPEAKING))
+def test_what_is_read_is_believed_for_three_gaps_and_not_longer(name: str) -> None:
+    feed = SPEAKING[name]
+
+    assert getattr(evidence(feed, LOOK), name)
+    assert getattr(evidence(feed, LOOK + 15.0), name)
+    assert not getattr(evidence(feed, LOOK + 15.1), name)
+
+
+@pytest.mark.parametrize("name", sorted(set(SPEAKING) - {"tokens_counted", "gpu_readable"}))
+def test_a_server_of_which_the_opposite_is_read_says_the_opposite(name: str) -> None:
+    assert not getattr(evidence(SILENT, LOOK), name)
+
+
+def test_a_traced_rank_is_traced_while_it_is_read() -> None:
+    feed = looked(traced={"TP1"})
+
+    assert [rank(feed, LOOK, name).traced for name in ("TP0", "TP1")] == [False, True]
+    assert not rank(feed, LOOK + 15.1, "TP1").traced
+
+
+@pytest.mark.parametrize(("timeouts", "expected"), [(3.0, 3), (0.0, 0)])
+def test_timeouts_are_in_a_row_while_somebody_asks(timeouts: float, expected: int) -> None:
+    feed = looked(serving=Serving(timeouts=0.0))
+    feed.serving.timeouts = timeouts
+    feed.look(LOOK + 5)
+
+    found = evidence(feed, LOOK + 20.0)
+    assert (found.timeouts, found.timeouts_age) == (expected, 15.0 if expected else 0.0)
+    later = evidence(feed, LOOK + 20.1)
+    assert (later.timeouts, later.timeouts_age) == (0, 0.0)
+
+
+def test_how_a_server_ended_is_remembered_when_nothing_is_left_to_be_read() -> None:
+    """Its unit and its container are gone with it."""
+    feed = looked(scope=0.0, stopping=1.0)
+    late = evidence(feed, LOOK + 5000.0)
+    assert (late.scope_alive, late.stopping, late.ends_orderly) == (False, True, True)
+
+    silent = evidence(SILENT, LOOK + 5000.0)
+    assert (silent.scope_alive, silent.stopping, silent.ends_orderly) == (True, False, False)
+    nothing = evidence(looked(), LOOK)
+    assert (nothing.scope_alive, nothing.stopping) == (None, False)
+
+
+def test_a_kill_on_the_node_is_an_age() -> None:
+    feed = looked(kills=4.0)
+    assert evidence(feed, LOOK).oom_age is None
+
+    feed.kills = 5.0
+    feed.look(LOOK + 5)
+    assert evidence(feed, LOOK + 25).oom_age == 20.0
+
+
+# --- locks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("age", "held", "expected"),
+    [
+        (9000.0, {"build": 0.0}, (True, False)),
+        (1.0, {"build": 0.0}, (True, False)),
+        (9000.0, {"build": 1.0}, (False, True)),
+        (9000.0, {"build": None}, (False, True)),  # a network file system
+        (101.0, {}, (True, False)),  # older than the server: none of its processes took it
+        (100.0, {}, (False, True)),
+        (1.0, {"download": 0.0}, (False, True)),  # that is said of another one
+    ],
+)
+def test_a_lock_is_stale_when_nobody_can_hold_it(
+    age: float, held: dict[str, float | None], expected: tuple[bool, bool]
+) -> None:
+    feed = fed(Feed(lock_age={"build": age}, lock_held=held))
+
+    found = evidence(feed, 100.0)
+    assert (found.stale_lock, found.held_lock) == expected
+
+
+def test_whether_a_lock_is_held_is_not_believed_when_it_was_read_long_ago() -> None:
+    feed = fed(Feed(lock_age={"build": 9000.0}, lock_held={"build": 0.0}))
+    feed.lock_held = {}
+    feed.quiet_until(100.0, 120.0)
+
+    found = evidence(feed, 120.0)
+    assert (found.stale_lock, found.held_lock) == (False, True)
+
+
+def test_locks_of_both_kinds_are_seen_side_by_side() -> None:
+    feed = fed(Feed(lock_age={"build": 9.0, "download": 9.0}, lock_held={"build": 0.0, "download": 1.0}))
+
+    found = evidence(feed, 100.0)
+    assert (found.stale_lock, found.held_lock) == (True, True)
+
+
+def test_a_lock_file_that_is_gone_is_no_lock() -> None:
+    feed = fed(Feed(lock_age={"build": 9.0}, lock_held={"build": 0.0}))
+    feed.lock_age.clear()
+    feed.quiet_until(100.0, 120.0)
+
+    found = evidence(feed, 120.0)
+    assert (found.stale_lock, found.held_lock) == (False, False)
+
+
+# --- ranks that never came -----------------------------------------------------------------------------------
+
+
+def missing(ranks: tuple[str, ...], **facts: Any) -> tuple[int, tuple[str, ...]]:
+    found = evidence(fed(Feed(ranks=ranks, server=server(**facts))), 100.0)
+    return found.missing, found.missing_ranks
+
+
+def test_ranks_whose_names_are_known_beforehand_are_missed_by_name() -> None:
+    expected = ("TP0", "TP1", "TP2")
+
+    assert missing(("TP0", "TP1"), expected_ranks=expected) == (1, ("TP2",))
+    assert missing(expected, expected_ranks=expected) == (0, ())
+
+
+def test_ranks_of_a_known_number_are_missed_and_named_where_only_tensor_parallel() -> None:
+    assert missing(("TP0", "TP2"), tensor_parallel=4) == (2, ("TP1", "TP3"))
+    assert missing(("TP4", "TP6", "TP7"), tensor_parallel=8, nnodes=2, node_rank=1) == (1, ("TP5",))
+    assert missing(("DP0-TP0", "DP0-TP1"), tensor_parallel=2, data_parallel=2) == (2, ())
+    assert missing(("TP0", "TP9"), tensor_parallel=4) == (2, ())  # names that nobody expects
+    assert missing(("TP0", "TP1"), tensor_parallel=2) == (0, ())
+    assert missing(("TP0", "TP1", "TP2"), tensor_parallel=2) == (0, ())
+
+
+def test_nothing_is_missed_before_the_first_rank_came_nor_of_an_embedded_engine() -> None:
+    assert missing((), tensor_parallel=4) == (0, ())
+    assert missing(("engine",), tensor_parallel=4) == (0, ())
+    assert missing(("TP0",), tensor_parallel=4, role="embedded") == (0, ())
+    assert missing(("TP0",), tensor_parallel=4) == (3, ("TP1", "TP2", "TP3"))
+
+
+def test_nothing_is_missed_while_a_process_has_not_said_which_rank_it_is() -> None:
+    nameless = (Process(ProcessId(100, 1), "main"), Process(ProcessId(101, 1), "worker"))
+
+    assert missing(("TP0",), tensor_parallel=2, processes=nameless) == (0, ())
+    assert missing(("TP0",), tensor_parallel=2, processes=nameless[:1]) == (1, ("TP1",))
+
+
+def test_a_rank_that_came_and_died_is_not_missing() -> None:
+    feed = fed(Feed(server=server(tensor_parallel=2)))
+    feed.dead = {"TP1"}
+    feed.look(105.0)
+
+    found = evidence(feed, 105.0)
+    assert (found.missing, found.rank_count) == (0, 2)
+
+
+# --- serving -------------------------------------------------------------------------------------------------
+
+
+def serving(feed: Feed, *looks: tuple[float, dict[str, float | None]]) -> Feed:
+    for t, facts in looks:
+        for name, value in facts.items():
+            setattr(feed.serving, name, value)
+        feed.look(t)
+    return feed
+
+
+def test_work_is_unserved_since_the_later_of_the_last_token_and_the_moment_it_was_owed() -> None:
+    first = serving(
+        looked(serving=Serving(running=0.0, generated=5.0)),
+        (105.0, {"generated": 9.0}),
+        (110.0, {"running": 1.0}),
+        (115.0, {}),
+    )
+    assert (evidence(first, 115.0).unserved_age, evidence(first, 115.0).tokens_age) == (5.0, 10.0)
+
+    serving(first, (120.0, {"generated": 10.0}), (125.0, {}))
+    assert (evidence(first, 125.0).unserved_age, evidence(first, 125.0).tokens_age) == (5.0, 5.0)
+
+
+def test_nothing_is_unserved_of_a_server_that_owes_nothing() -> None:
+    feed = serving(looked(serving=Serving(running=1.0, generated=5.0)), (105.0, {"running": 0.0}))
+
+    assert evidence(feed, 105.0).unserved_age is None
+    assert evidence(looked(), LOOK).unserved_age is None
+
+
+def test_a_server_that_never_made_a_token_is_unserved_since_the_work_came() -> None:
+    feed = serving(looked(serving=Serving(running=1.0, generated=5.0)), (105.0, {}))
+
+    assert (evidence(feed, 105.0).unserved_age, evidence(feed, 105.0).tokens_age) == (10.0, math.inf)
+
+
+def test_finished_requests_alone_serve_an_embedding_server() -> None:
+    """It generates nothing: its other counters stand still for ever."""
+    feed = serving(
+        looked(serving=Serving(running=1.0, generated=0.0, finished=5.0)), (105.0, {"finished": 6.0}), (110.0, {})
+    )
+
+    assert evidence(feed, 110.0).unserved_age == 5.0
+
+
+def test_a_counter_that_cannot_be_read_any_more_is_not_flat() -> None:
+    """The one that is left is not the one that moves."""
+    feed = serving(looked(serving=Serving(running=1.0, generated=0.0, finished=5.0)), (105.0, {}))
+    assert evidence(feed, 105.0).tokens_counted
+
+    feed.serving.finished = None
+    feed.quiet_until(105.0, 130.0)
+    assert not evidence(feed, 130.0).tokens_counted
+
+
+def test_stats_lines_are_tokens_and_demand_for_three_of_their_gaps_and_no_counters() -> None:
+    feed = looked()
+    feed.stats(LOOK, running=2, speed=0.0)
+
+    found = evidence(feed, 130.0)
+    assert (found.demand, found.tokens_counted, channel(feed, 130.0, "tokens")[0]) == (2.0, False, "flat")
+    late = evidence(feed, 130.1)
+    assert (late.demand, channel(feed, 130.1, "tokens")[0]) == (None, "absent")
+
+
+def test_stats_lines_without_a_speed_say_nothing_of_tokens() -> None:
+    feed = looked()
+    feed.stats(LOOK, running=2)
+
+    assert (evidence(feed, LOOK).demand, channel(feed, LOOK, "tokens")[0]) == (2.0, "absent")
+
+
+def test_a_slow_counter_of_this_phase_reaches_the_verdict() -> None:
+    feed = fed()
+    for number in range(3):
+        feed.tell(100.0 + 200.0 * number, "capture_progress", "TP0", done=number, total=9)
+    assert evidence(feed, 500.0).stretch == 600.0
+
+    feed.tell(510.0, "warmup_begin", "TP0")
+    assert evidence(feed, 510.0).stretch == 0.0
+
+
+# --- cards ---------------------------------------------------------------------------------------------------
+
+
+def test_cards_at_rest_are_so_for_a_window() -> None:
+    feed = looked(cards={"TP0": CardFigures(dram_activity=0.5), "TP1": CardFigures()})
+    assert evidence(feed, LOOK).cards_rest is False
+
+    feed.cards["TP0"].dram_activity = 0.0
+    feed.quiet_until(LOOK, LOOK + 65.0)
+    assert evidence(feed, LOOK + 60.0).cards_rest is False
+    assert evidence(feed, LOOK + 65.0).cards_rest is True
+
+
+def test_cards_that_are_used_without_known_idle_power_are_not_said_to_rest() -> None:
+    feed = looked(cards={"TP0": CardFigures(utilization=1.0, dram_activity=0.0)})
+
+    assert evidence(feed, LOOK).cards_rest is None
+    assert evidence(feed, LOOK).ambiguous_moving == ("gpu_utilization",)
+
+
+# --- once ready ----------------------------------------------------------------------------------------------
+
+
+def test_once_ready_is_ready_until_another_start() -> None:
+    feed = fed()
+    feed.serving.health = 200.0
+    feed.look(105.0)
+    assert feed.tick(105.0).ready
+
+    feed.serving.health = 503.0
+    feed.quiet_until(105.0, 300.0)
+    assert evidence(feed, 300.0).ready
+
+    feed.server = server(started_at=feed.server.started_at + 400.0, starts=2)
+    feed.look(400.0)
+    assert not evidence(feed, 400.0).ready
+
+
+def test_a_follower_is_ready_by_its_last_marker_and_the_first_node_is_not() -> None:
+    for node_rank, expected in ((1, True), (0, False)):
+        feed = fed(Feed(server=server(nnodes=2, node_rank=node_rank)))
+        for name in ("TP0", "TP1"):
+            feed.tell(100.0, "capture_end", name)
+
+        assert evidence(feed, 100.0).ready is expected
