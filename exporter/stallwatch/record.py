@@ -13,8 +13,8 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from .assembly import Settings, make_daemon, read_config
@@ -103,24 +103,34 @@ def record(settings: Settings, out: str, seconds: float) -> int:
 
     try:
         daemon = make_daemon(settings, publish, config, recorder.witness)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: daemon.stop())
-        timer = threading.Timer(seconds, daemon.stop)
-        timer.daemon = True
-        timer.start()
-        print(f"recording to {out}; Ctrl-C ends it", file=sys.stderr)
-        try:
-            daemon.start()
-            daemon.run()
-            daemon.gather()
-            recorder.begin()
-        finally:
-            timer.cancel()
-            daemon.close()
+        with _ended_by(daemon.stop, seconds):
+            print(f"recording to {out}; Ctrl-C ends it", file=sys.stderr)
+            try:
+                daemon.start()
+                daemon.run()
+                daemon.gather()
+                recorder.begin()
+            finally:
+                daemon.close()
     finally:
         target.close()
     print(f"{recorder.looks} looks recorded to {out}", file=sys.stderr)
     return 0
+
+
+@contextmanager
+def _ended_by(stop: Callable[[], None], seconds: float) -> Iterator[None]:
+    """`stop` is called after so many seconds, or at SIGINT or SIGTERM."""
+    before = [(number, signal.signal(number, lambda *_: stop())) for number in (signal.SIGINT, signal.SIGTERM)]
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 class Target:
