@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from stallwatch.model import (
     CHANNEL_STATES,
     CHANNELS,
     PHASES,
+    READ_REASONS,
     REASONS,
     STATES,
     WAITS,
@@ -114,45 +117,79 @@ def test_a_stall_that_moves_again_is_over() -> None:
 
 # --- total -------------------------------------------------------------------------------------------------
 
-AGES = st.one_of(st.none(), st.floats(0, 1e6))
+SECONDS = st.one_of(
+    st.sampled_from((0.0, 9.9, 10.0, 15.0, 30.0, 59.9, 60.0, 119.9, 120.0, 239.9, 240.0, 480.0, math.inf)),
+    st.floats(0, 1e6),
+)
+"""The limits of the rules are where they go wrong."""
+
+AGES = st.one_of(st.none(), SECONDS)
 CHANNEL = st.builds(ChannelState, st.sampled_from(CHANNELS), st.sampled_from(CHANNEL_STATES), AGES)
 CLASSES = st.one_of(st.none(), st.frozensets(st.sampled_from(WAITS)))
-RANK = st.builds(
-    RankEvidence,
-    rank=st.sampled_from(("TP0", "TP1", "TP2", "engine", "DP0-TP1")),
-    alive=st.sampled_from((True, False, None)),
-    markers=st.integers(0, 3),
-    main_wait=st.one_of(st.none(), st.sampled_from(WAITS)),
-    waits=CLASSES,
-    progress_age=AGES,
-    stopped_age=AGES,
-    disk_age=AGES,
-    is_engine=st.booleans(),
-)
-EVIDENCE = st.builds(
-    Evidence,
-    role=st.sampled_from(("server", "embedded")),
-    nnodes=st.integers(1, 3),
-    known=st.booleans(),
-    ready=st.booleans(),
-    phase=st.sampled_from(PHASES),
-    phase_age=st.floats(0, 1e5),
-    progress_age=st.floats(0, 1e5),
-    channels=st.lists(CHANNEL, max_size=8).map(tuple),
-    storage_readable=st.booleans(),
-    watched_age=st.floats(0, 1e5),
-    log=st.sampled_from(("readable", "unreadable", "absent")),
-    gpu_readable=st.booleans(),
-    autotune_open=st.booleans(),
-    root_gone_age=AGES,
-    shutdown_age=AGES,
-    deaths=st.lists(st.tuples(st.floats(0, 1e4), st.sampled_from(("TP0", "TP1", "engine"))), max_size=3).map(tuple),
-    live_ranks=st.integers(0, 3),
-    fatal_age=AGES,
-    ranks=st.lists(RANK, max_size=4, unique_by=lambda rank: rank.rank).map(tuple),
-    demand=st.one_of(st.none(), st.floats(0, 10)),
-    threads_readable=st.booleans(),
-)
+RANK_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "rank": st.sampled_from(("TP0", "TP1", "TP2", "engine", "DP0-TP1")),
+    "alive": st.sampled_from((True, False, None)),
+    "markers": st.integers(0, 3),
+    "main_wait": st.one_of(st.none(), st.sampled_from(WAITS)),
+    "waits": CLASSES,
+    "progress_age": AGES,
+    "stopped_age": AGES,
+    "disk_age": AGES,
+    "traced": st.booleans(),
+    "is_engine": st.booleans(),
+}
+RANK = st.builds(RankEvidence, **RANK_FIELDS)
+READ_REASON = st.one_of(st.none(), st.sampled_from(READ_REASONS))
+EVIDENCE_FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "role": st.sampled_from(("server", "embedded")),
+    "nnodes": st.integers(0, 3),
+    "known": st.sampled_from((True, True, True, False)),
+    "ready": st.booleans(),
+    "phase": st.sampled_from(PHASES),
+    "phase_age": SECONDS,
+    "progress_age": SECONDS,
+    "stretch": SECONDS,
+    "channels": st.lists(CHANNEL, max_size=8).map(tuple),
+    "storage_readable": st.booleans(),
+    "watched_age": SECONDS,
+    "log": st.sampled_from(("readable", "unreadable", "absent")),
+    "gpu_readable": st.booleans(),
+    "unreadable_reason": READ_REASON,
+    "log_reason": READ_REASON,
+    "autotune_open": st.booleans(),
+    "root_gone_age": AGES,
+    "scope_alive": st.sampled_from((True, False, None)),
+    "stopping": st.booleans(),
+    "shutdown_age": AGES,
+    "deaths": st.lists(st.tuples(SECONDS, st.sampled_from(("TP0", "TP1", "engine"))), max_size=3).map(tuple),
+    "oom_age": AGES,
+    "live_ranks": st.integers(0, 3),
+    "missing": st.integers(0, 3),
+    "missing_ranks": st.sampled_from(((), ("TP5",), ("TP5", "TP6"))),
+    "fatal_age": AGES,
+    "ranks": st.lists(RANK, max_size=4).map(tuple),
+    "threads_readable": st.booleans(),
+    "frozen": st.booleans(),
+    "stale_lock": st.booleans(),
+    "held_lock": st.booleans(),
+    "port_foreign": st.booleans(),
+    "demand": st.one_of(st.none(), st.just(0.0), st.floats(0, 10)),
+    "unserved_age": AGES,
+    "tokens_age": SECONDS,
+    "tokens_counted": st.booleans(),
+    "paused": st.booleans(),
+    "timeouts": st.integers(0, 5),
+    "timeouts_age": SECONDS,
+    "cards_rest": st.sampled_from((True, False, None)),
+}
+EVIDENCE = st.builds(Evidence, **EVIDENCE_FIELDS)
+
+
+def test_whatever_evidence_there_is_is_tried() -> None:
+    assert set(EVIDENCE_FIELDS) == {field.name for field in fields(Evidence)}
+    assert set(RANK_FIELDS) == {field.name for field in fields(RankEvidence)}
+
+
 PREVIOUS = st.one_of(
     st.none(),
     st.builds(
@@ -186,19 +223,58 @@ def test_judging_twice_changes_nothing(evidence: Evidence, previous: Verdict | N
 def test_nothing_is_stalled_while_an_ambiguous_channel_moves(
     evidence: Evidence, previous: Verdict | None, channel: str
 ) -> None:
-    moving = replace(evidence, channels=(ChannelState(channel, "moving", 1.0),))
+    """But a server that owes work and whose cards are known to do none: a collective that spins polls."""
+    moving = replace(evidence, channels=(*evidence.channels, ChannelState(channel, "moving", 1.0)))
+    verdict = judge(moving, T, previous, 1000.0)
 
-    assert judge(moving, T, previous, 1000.0).state != "stalled"
+    assert verdict.state != "stalled" or (verdict.reason in SERVING and evidence.cards_rest)
+
+
+SERVING = ("no_tokens", "health_timeout")
+"""Reasons of a server that is ready; how long its start would have been silent does not matter then."""
+
+
+@given(EVIDENCE, PREVIOUS, st.floats(0, 59.9))
+def test_nothing_is_stalled_without_storage_or_while_progress_is_young(
+    evidence: Evidence, previous: Verdict | None, young: float
+) -> None:
+    starting = replace(evidence, ready=False)
+    for twin in (replace(starting, storage_readable=False), replace(starting, progress_age=young)):
+        assert judge(twin, T, previous, 1000.0).state != "stalled"
 
 
 @given(EVIDENCE, PREVIOUS)
-def test_nothing_is_stalled_without_storage_or_while_progress_is_young(
-    evidence: Evidence, previous: Verdict | None
-) -> None:
-    blind = judge(replace(evidence, storage_readable=False), T, previous, 1000.0)
-    young = judge(replace(evidence, progress_age=evidence.progress_age % T.window), T, previous, 1000.0)
+def test_nothing_that_somebody_holds_is_stalled(evidence: Evidence, previous: Verdict | None) -> None:
+    traced = tuple(replace(rank, traced=True) for rank in (*evidence.ranks, RankEvidence("TP7")))
 
-    assert "stalled" not in (blind.state, young.state)
+    assert judge(replace(evidence, frozen=True), T, previous, 1000.0).state != "stalled"
+    assert judge(replace(evidence, ranks=traced), T, previous, 1000.0).state != "stalled"
+
+
+@given(EVIDENCE, PREVIOUS)
+def test_nothing_is_stalled_by_elapsed_time_alone(evidence: Evidence, previous: Verdict | None) -> None:
+    """Ready and nothing owed, or a start of which nothing but the clock is known."""
+    idle = replace(evidence, ready=True, demand=0.0, unserved_age=None)
+    unseen = Evidence(progress_age=evidence.progress_age, storage_readable=False, log="absent")
+
+    assert judge(idle, T, previous, 1000.0).state != "stalled"
+    assert judge(unseen, T, previous, 1000.0).state != "stalled"
+
+
+@given(EVIDENCE, PREVIOUS)
+def test_a_name_is_that_of_a_rank_that_is_known(evidence: Evidence, previous: Verdict | None) -> None:
+    known = {rank.rank for rank in evidence.ranks} | {name for _, name in evidence.deaths} | {*evidence.missing_ranks}
+    verdict = judge(evidence, T, previous, 1000.0)
+
+    assert verdict.suspect_rank in known | {None, previous.suspect_rank if previous else None}
+
+
+@given(EVIDENCE)
+def test_a_failure_stays_one_whatever_is_seen_after(evidence: Evidence) -> None:
+    known = replace(evidence, known=True)
+    verdict = judge(known, T, Verdict("failed", "fatal_log", 5.0, "TP1"), 1000.0)
+
+    assert verdict == Verdict("failed", "fatal_log", 5.0, "TP1")
 
 
 @pytest.mark.parametrize("state", STATES)
