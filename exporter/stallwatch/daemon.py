@@ -45,7 +45,8 @@ RESULTS_CURRENT_INTERVALS = 3
 MOST_RANK_NAMES = 4096
 
 CYCLES_TO_KNOW = 3
-"""Reads after which every source has seen what the others found: servers, then sockets, then answers."""
+"""Reads behind the first that found servers after which every source has seen what the others found: the first may
+have been under way, then come sockets, then answers."""
 
 LOG_SILENCE = Signal(
     "log_silence_seconds",
@@ -163,12 +164,16 @@ class Daemon:
         """One complete cycle: every source has read once with all servers known, or `seconds` are over."""
         self.start()
         until = time.monotonic() + seconds
+        goals: dict[Poller, int] | None = None
+        finds = {poller.source.name for poller in self.pollers} & {"processes"}
         while time.monotonic() < until:
             time.sleep(0.05)
             self.gather()
             for poller in self.pollers:
                 poller.wake()
-            if all(poller.finished >= CYCLES_TO_KNOW for poller in self.pollers):
+            if goals is None and finds <= self._latest.keys():
+                goals = {poller: poller.finished + CYCLES_TO_KNOW for poller in self.pollers}
+            if goals is not None and all(poller.finished >= goal for poller, goal in goals.items()):
                 break
         return self.tick()
 
