@@ -116,7 +116,7 @@ def test_before_any_stats_line_nothing_is_fresh() -> None:
 def test_timeouts_add_up_from_the_first_until_an_answer() -> None:
     timeouts = Timeouts()
     for at in (30.0, 60.0, 90.0):
-        timeouts.add(1.0, at, 90.0)
+        timeouts.put(1.0, at, 90.0)
     assert (timeouts.in_a_row, timeouts.since) == (3, 30.0)
 
     timeouts.clear()
@@ -124,12 +124,23 @@ def test_timeouts_add_up_from_the_first_until_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("later", "row"), [(120.0, (2, 30.0)), (120.1, (1, 120.1))])
-def test_timeouts_with_a_long_time_between_them_are_in_no_row(later: float, row: tuple[int, float]) -> None:
+def test_timeouts_with_a_time_between_them_in_which_nobody_looked_are_in_no_row(
+    later: float, row: tuple[int, float]
+) -> None:
     timeouts = Timeouts()
-    timeouts.add(1.0, 30.0, 90.0)
-    timeouts.add(1.0, later, 90.0)
+    timeouts.put(1.0, 30.0, 90.0)
+    timeouts.put(1.0, later, 90.0)
 
     assert (timeouts.in_a_row, timeouts.since) == row
+
+
+def test_looks_at_a_count_that_did_not_grow_keep_the_row() -> None:
+    """The count is read more often than the endpoint is asked."""
+    timeouts = Timeouts()
+    for number in range(41):
+        timeouts.put(1.0 if number % 20 == 0 else 0.0, 5.0 * number, 15.0)
+
+    assert (timeouts.in_a_row, timeouts.since) == (3, 0.0)
 
 
 # --- demand ------------------------------------------------------------------------------------------------

@@ -78,17 +78,19 @@ class Timeouts:
 
     in_a_row: int = 0
     since: float | None = None
-    last: float | None = None
+    read_at: float | None = None
 
-    def add(self, number: float, at: float, longest_gap: float) -> None:
-        """Further ones; after a time in which nobody asked for longer than `longest_gap` they are in no row."""
-        if self.last is not None and at - self.last > longest_gap:
+    def put(self, number: float, at: float, longest_gap: float) -> None:
+        """So many more since the look before; after a time of `longest_gap` without a look they are in no row."""
+        if self.read_at is not None and at - self.read_at > longest_gap:
             self.clear()
-        self.since = at if self.since is None else self.since
-        self.in_a_row, self.last = self.in_a_row + round(number), at
+        self.read_at = at
+        if number > 0:
+            self.since = at if self.since is None else self.since
+            self.in_a_row += round(number)
 
     def clear(self) -> None:
-        self.in_a_row, self.since, self.last = 0, None, None
+        self.in_a_row, self.since = 0, None
 
 
 @dataclass(slots=True)

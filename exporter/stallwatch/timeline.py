@@ -383,9 +383,9 @@ def _note_log_bytes(timeline: ServerTimeline, track: Track, reading: Reading, be
 
 
 def _note_timeouts(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
-    if reading.labels[1] == "health" and None not in (before, reading.value) and reading.value > before:  # type: ignore[operator]
-        longest = STALE_AFTER_GAPS * track.usual_gap
-        timeline.timeouts.add(reading.value - before, look.at, longest)  # type: ignore[operator]
+    if reading.labels[1] == "health" and reading.value is not None:
+        more = 0.0 if before is None else reading.value - before
+        timeline.timeouts.put(more, look.at, STALE_AFTER_GAPS * track.usual_gap)
 
 
 def _note_health(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
