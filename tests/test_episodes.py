@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feed import WALL, Feed, server
+from feed import WALL, Counters, Feed, Serving, server
 from stallwatch import signals
 from stallwatch.episodes import FAILED_KEPT_SECONDS, MOST_ENDED
 from stallwatch.model import Process, ProcessId, Verdict
@@ -312,3 +312,230 @@ def test_ranks_alive_are_counted_without_engines_and_dead_ones() -> None:
     feed.dead = {"TP1"}
     feed.look(5.0)
     assert feed.tick(5.0).ranks_alive == 1
+
+
+# --- whole stories -------------------------------------------------------------------------------------------
+
+
+def reasons(verdicts: list[Verdict]) -> list[tuple[str, str]]:
+    """State and reason in order, each once in a row."""
+    found = [(verdict.state, verdict.reason) for verdict in verdicts]
+    return [each for index, each in enumerate(found) if index == 0 or found[index - 1] != each]
+
+
+@pytest.mark.parametrize(("read_at", "reason"), [(20.0, "out_of_memory"), (25.0, "rank_dead")])
+def test_a_kill_that_is_counted_after_the_death_explains_it_in_the_same_episode(read_at: float, reason: str) -> None:
+    feed = started(Feed(kills=1.0))
+    feed.dead = {"TP1"}
+    feed.look(5.0)
+    assert feed.verdict(5.0) == Verdict("failed", "rank_dead", 5.0, "TP1")
+
+    feed.quiet_until(5.0, read_at - 5.0)
+    feed.kills = 2.0
+    feed.look(read_at)
+    assert feed.verdict(read_at) == Verdict("failed", reason, 5.0, "TP1")
+    assert feed.quiet_until(read_at, 900.0)[-1] == Verdict("failed", reason, 5.0, "TP1")
+
+
+def test_a_kill_that_is_counted_before_the_death_is_seen_explains_it_too() -> None:
+    feed = started(Feed(kills=1.0))
+    feed.kills = 2.0
+    assert states(feed.quiet_until(0.0, 10.0)) == ["working"]
+
+    feed.dead = {"TP1"}
+    feed.look(15.0)
+    assert feed.verdict(15.0) == Verdict("failed", "out_of_memory", 15.0, "TP1")
+
+
+def test_a_unit_that_is_stopped_ends_orderly_however_long_it_takes() -> None:
+    feed = ready(started(Feed(stopping=0.0)))
+    feed.stopping = 1.0
+    feed.look(10.0)
+    feed.dead = {"TP0", "TP1"}
+    assert states(feed.quiet_until(10.0, 100.0)) == ["idle"]
+
+    feed.root, feed.stopping = False, None
+    assert states(feed.quiet_until(100.0, 130.0)) == ["gone"]
+
+
+def test_ranks_that_go_without_a_stop_of_the_unit_have_died() -> None:
+    feed = ready(started(Feed(stopping=0.0)))
+    feed.dead = {"TP0"}
+
+    assert reasons(feed.quiet_until(5.0, 100.0)) == [("failed", "rank_dead")]
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"), [(1.0, ["working", "failed"]), (0.0, ["working", "gone"]), (None, ["failed"])]
+)
+def test_a_start_that_ends_is_told_by_what_ends_with_it(rest: float | None, expected: list[str]) -> None:
+    """The first look after the end finds the container still there."""
+    feed = started(Feed(scope=None if rest is None else 1.0))
+    feed.root, feed.dead = False, {"TP0", "TP1"}
+    verdicts = feed.quiet_until(0.0, 5.0)
+    feed.scope = rest
+
+    assert states(verdicts + feed.quiet_until(5.0, 60.0)) == expected
+
+
+def test_a_container_that_is_paused_in_its_start_is_suspect_until_it_goes_on() -> None:
+    feed = started()
+    feed.frozen = 1.0
+    assert reasons(feed.quiet_until(0.0, 500.0)) == [("working", "none"), ("quiet", "none"), ("suspect", "frozen")]
+
+    feed.frozen = 0.0
+    feed.of["TP0"].storage += 2 * MIB
+    assert states(feed.quiet_until(500.0, 550.0)) == ["working"]
+
+
+def test_a_rank_under_a_debugger_is_suspect_and_one_that_was_just_stopped_is_a_stall() -> None:
+    traced, stopped = started(Feed(traced={"TP1"})), started()
+    for feed in (traced, stopped):
+        feed.waits["TP1"] = "stopped"
+
+    assert reasons(traced.quiet_until(0.0, 300.0))[-1] == ("suspect", "traced")
+    assert traced.verdict(300.0).suspect_rank == "TP1"
+    assert states(stopped.quiet_until(0.0, 300.0)) == ["working", "stalled"]
+    assert stopped.verdict(300.0) == Verdict("stalled", "stopped", 65.0, "TP1")
+
+
+def busy(feed: Feed) -> Feed:
+    """Ready, three requests run, and tokens were read once."""
+    feed.serving.running, feed.serving.generated, feed.serving.prompt, feed.serving.finished = 3.0, 9.0, 90.0, 1.0
+    return ready(started(feed))
+
+
+def test_a_server_that_owes_work_and_makes_no_token_stalls_once_and_recovers() -> None:
+    feed = busy(Feed())
+    assert reasons(feed.quiet_until(5.0, 300.0)) == [("working", "none"), ("stalled", "no_tokens")]
+    assert feed.verdict(300.0).since == 120.0
+
+    feed.serving.generated = 10.0
+    assert states(feed.quiet_until(300.0, 400.0)) == ["working"]
+
+
+@pytest.mark.parametrize("counter", ["generated", "prompt", "finished"])
+def test_one_counter_of_three_that_moves_serves(counter: str) -> None:
+    """An embedding server generates nothing; a long answer finishes nothing; a queue of prompts answers nothing."""
+    feed = busy(Feed())
+    verdicts = []
+    for number in range(10):
+        setattr(feed.serving, counter, getattr(feed.serving, counter) + 1)
+        verdicts += feed.quiet_until(5.0 + 100.0 * number, 105.0 + 100.0 * number)
+
+    assert states(verdicts) == ["working"]
+
+
+def test_a_long_prefill_that_uses_cpu_is_at_most_suspect() -> None:
+    feed = busy(Feed())
+    verdicts = []
+    for number in range(60):
+        feed.of["TP0"].cpu += 4.0
+        verdicts += feed.quiet_until(5.0 + 5.0 * number, 10.0 + 5.0 * number)
+
+    assert reasons(verdicts) == [("working", "none"), ("suspect", "no_tokens")]
+
+
+def test_a_server_that_is_asked_nothing_is_idle_for_hours() -> None:
+    feed = busy(Feed())
+    feed.serving.running = 0.0
+
+    assert reasons(feed.quiet_until(5.0, 2000.0)) == [("idle", "none")]
+
+
+def test_a_server_of_which_only_stats_lines_tell_is_at_most_suspect() -> None:
+    feed = ready(started())
+    verdicts = []
+    for number in range(40):
+        feed.stats(5.0 + 10.0 * number, running=2, speed=0.0)
+        verdicts += feed.quiet_until(5.0 + 10.0 * number, 15.0 + 10.0 * number)
+
+    assert reasons(verdicts) == [("working", "none"), ("suspect", "no_tokens")]
+
+
+def silent_health(feed: Feed, begin: float, end: float, answer_at: float | None = None) -> list[Verdict]:
+    """The health endpoint is asked every 30 s and gives no answer."""
+    verdicts = []
+    for number in range(round((end - begin) / 30.0)):
+        t = begin + 30.0 * number
+        feed.serving.timeouts = (feed.serving.timeouts or 0.0) + 1.0
+        feed.serving.health = 503.0 if t == answer_at else None
+        verdicts += feed.quiet_until(t, t + 30.0)
+    return verdicts
+
+
+def test_a_server_that_serves_nothing_and_answers_no_health_request_is_stalled() -> None:
+    feed = ready(started(Feed(serving=Serving(timeouts=0.0))))
+
+    assert reasons(silent_health(feed, 5.0, 305.0)) == [("idle", "no_evidence"), ("stalled", "health_timeout")]
+    assert feed.verdict(305.0).since == 130.0
+
+
+def test_one_answer_in_between_begins_the_row_anew() -> None:
+    feed = ready(started(Feed(serving=Serving(timeouts=0.0))))
+
+    assert states(silent_health(feed, 5.0, 125.0, answer_at=95.0)) == ["idle"]
+    assert states(silent_health(feed, 125.0, 215.0)) == ["idle"]
+
+
+def test_a_health_collector_that_ends_does_not_let_a_row_grow_old() -> None:
+    feed = ready(started(Feed(serving=Serving(timeouts=0.0))))
+    silent_health(feed, 5.0, 95.0)
+    feed.serving.timeouts = None
+
+    assert states(feed.quiet_until(95.0, 600.0)) == ["idle"]
+
+
+def test_a_ready_server_that_is_stopped_is_stalled_while_it_owes_work_and_else_idle() -> None:
+    owing, idle = busy(Feed()), busy(Feed())
+    idle.serving.running = 0.0
+    for feed in (owing, idle):
+        feed.waits = dict.fromkeys(feed.ranks, "stopped")
+
+    assert reasons(owing.quiet_until(5.0, 100.0)) == [("working", "none"), ("stalled", "stopped")]
+    assert reasons(idle.quiet_until(5.0, 1000.0)) == [("idle", "none")]
+
+
+def test_a_slow_counter_is_given_three_of_its_longest_steps() -> None:
+    feed = started()
+    for number in range(4):  # a step each 200 s
+        feed.tell(200.0 * number, "capture_progress", "TP0", done=number, total=60)
+        assert "stalled" not in states(feed.quiet_until(200.0 * number, 200.0 * (number + 1)))
+
+    verdicts = feed.quiet_until(800.0, 1300.0)
+    assert states(verdicts) == ["quiet", "stalled"]
+    assert verdicts[-1].since == 600.0 + 600.0
+
+
+def test_a_counter_of_short_steps_is_given_no_more_than_any_silence() -> None:
+    feed = started()
+    for number in range(4):
+        feed.tell(60.0 * number, "capture_progress", "TP0", done=number, total=60)
+        feed.quiet_until(60.0 * number, 60.0 * (number + 1))
+
+    assert feed.quiet_until(240.0, 500.0)[-1].since == 180.0 + 240.0
+
+
+def test_a_lock_nobody_holds_stalls_and_one_that_may_be_held_is_suspect() -> None:
+    for held, expected in ((0.0, ("stalled", "stale_lock")), (1.0, ("suspect", "lock_wait"))):
+        feed = started(Feed(lock_age={"build": 50.0}, lock_held={"build": held}))
+
+        assert reasons(feed.quiet_until(0.0, 300.0)) == [("working", "none"), ("quiet", "none"), expected]
+
+
+def test_a_rank_that_never_came_is_named_and_one_that_comes_late_is_not_missed() -> None:
+    missing, late = (started(Feed(server=server(expected_ranks=("TP0", "TP1", "TP2")))) for _ in range(2))
+    assert missing.quiet_until(0.0, 300.0)[-1] == Verdict("stalled", "rank_missing", 240.0, "TP2")
+
+    late.quiet_until(0.0, 100.0)
+    late.ranks = ("TP0", "TP1", "TP2")
+    late.of["TP2"] = Counters()
+    late.look(105.0)
+    late.of["TP2"].storage += 100 * MIB
+    assert "rank_missing" not in [verdict.reason for verdict in late.quiet_until(105.0, 700.0)]
+
+
+def test_a_port_of_somebody_else_is_named_once_the_start_stands_still() -> None:
+    feed = started(Feed(serving=Serving(foreign=1.0)))
+
+    assert reasons(feed.quiet_until(0.0, 300.0))[-1] == ("stalled", "port_taken")
