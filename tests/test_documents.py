@@ -266,7 +266,7 @@ def test_the_defaults_of_the_flags_are_those_of_the_code() -> None:
     table = [row for row in rows(section("REFERENCE.md", "Command line")) if row[0].startswith("`--")]
     told = {words(row[0])[0]: plain(row[2]) for row in table}
     every = {flag: action for command in COMMANDS for flag, action in flags(command).items()}
-    listen = told.pop("--web.listen-address")
+    listen, watch = told.pop("--web.listen-address"), told.pop("--for")
     missing = {"none", "all", ""}
 
     for flag, default in told.items():
@@ -277,6 +277,8 @@ def test_the_defaults_of_the_flags_are_those_of_the_code() -> None:
             assert value in (None, argparse.SUPPRESS), flag
         else:
             assert default in (str(value), f"{value:g}s" if isinstance(value, float) else None), flag
+    assert watch == "15s, record 10m"
+    assert [flags(command)["--for"].default for command in ("check", "record")] == [15.0, 600.0]
     assert f"default {listen}" in str(every["--web.listen-address"].help)
 
 
