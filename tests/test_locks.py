@@ -195,6 +195,34 @@ def test_a_file_that_was_deleted_under_its_holder_is_still_his(machine: Machine)
     assert machine.held("build") == (1.0, None)
 
 
+def test_another_file_of_the_same_name_is_not_the_lock(machine: Machine) -> None:
+    lock = machine.file(BATON, at=2000)
+    machine.process(200, started=1990)
+    machine.tree.redirect(200, 3, "/elsewhere/lock")
+    assert machine.held("build") == (1.0, None)  # before Linux 5.14 it may be
+
+    inode = machine.tree.folder(200) / "fdinfo" / "3"
+    inode.parent.mkdir()
+    inode.write_text(f"pos:\t0\nflags:\t02\nmnt_id:\t9\nino:\t{lock.stat().st_ino + 1}\n")
+    assert machine.held("build") == (0.0, None)
+
+    inode.write_text(f"pos:\t0\nflags:\t02\nmnt_id:\t9\nino:\t{lock.stat().st_ino}\n")
+    assert machine.held("build") == (1.0, None)
+
+
+def test_who_gave_up_the_rights_of_root_counts_for_the_user_he_is(machine: Machine) -> None:
+    """His folder in /proc is root's, for he may hold secrets."""
+    lock = machine.file(BATON, at=2000)
+    machine.process(200, started=1990)
+    machine.tree.redirect(200, 3, lock)
+    os.chown(lock, 4711, -1) if os.getuid() == 0 else pytest.skip("needs root")
+    assert machine.held("build") == (0.0, None)
+
+    (machine.tree.folder(200) / "status").write_text("Name:\tx\nUid:\t4711\t4711\t4711\t4711\nNSpid:\t200\n")
+
+    assert machine.held("build") == (1.0, None)
+
+
 def test_a_process_younger_than_the_file_did_not_make_it(machine: Machine) -> None:
     """It may have opened it since, as a curious person does."""
     lock = machine.file(BATON, at=STARTED - 600)

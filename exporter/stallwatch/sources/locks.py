@@ -61,6 +61,7 @@ _UNRELATED = frozenset(
 _File = tuple[int, int]
 """Device and inode."""
 
+_INODE = re.compile(rb"^ino:\s+(\d+)", re.MULTILINE)
 _USERS = re.compile(rb"^Uid:\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", re.MULTILINE)
 
 
@@ -165,11 +166,22 @@ class Crowd:
             return self._proc.inner_pid(pid) == found.pid
         folder = self._proc.path(pid, "fd")
         try:
-            return any(_last_part(self._link(f"{folder}/{number}")) == found.name for number in os.listdir(folder))
+            return any(
+                _last_part(self._link(f"{folder}/{number}")) == found.name and self._may_be(pid, number, found)
+                for number in os.listdir(folder)
+            )
         except (FileNotFoundError, ProcessLookupError):
             return False
         except OSError:
             return True
+
+    def _may_be(self, pid: int, number: str, found: Found) -> bool:
+        """Whether an open file of the lock's name may be the lock; from Linux 5.14 on its inode tells.
+
+        The file itself is never looked at, for it may lie on a dead file system.  A layer has other inodes.
+        """
+        match = _INODE.search(self._content(pid, f"fdinfo/{number}"))
+        return match is None or found.layered or int(match[1]) == found.inode
 
     def belongs(self, pid: int, server: Server) -> bool:
         """Whether a process is one of the server, or was started by one."""
@@ -200,12 +212,15 @@ class Crowd:
 
     def _users(self, pid: int) -> frozenset[int]:
         """Real, effective, saved and file system user: one that gave up rights shows as root's in the listing."""
-        try:
-            with open(self._proc.path(pid, "status"), "rb", buffering=0) as file:
-                match = _USERS.search(file.read(8192))
-        except OSError:
-            return frozenset()
+        match = _USERS.search(self._content(pid, "status"))
         return frozenset(map(int, match.groups())) if match else frozenset()
+
+    def _content(self, pid: int, name: str) -> bytes:
+        try:
+            with open(self._proc.path(pid, name), "rb", buffering=0) as file:
+                return file.read(8192)
+        except OSError:
+            return b""
 
     def _own_pid(self) -> int:
         """Our own PID in this tree; -1 when we are not in it."""
