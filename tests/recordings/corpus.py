@@ -30,6 +30,7 @@ CASES: Mapping[str, Play] = {
     "h01-oom-killed": startup.rank_killed_by_oom,
     "h01-oom-elsewhere": partial(startup.rank_killed_by_oom, dies=False),
     "h01-died-long-after-oom": partial(startup.rank_killed_by_oom, killed_before=True, kill=False),
+    "h01-oom-long-ago": partial(startup.rank_killed_by_oom, killed_before=True, kill=False, dies=False),
     "h02-workers-killed": startup.workers_killed_before_ready,
     "h02-workers-ended": partial(startup.workers_killed_before_ready, orderly=True),
     "h04-ray-rank-died": startup.ray_rank_died,
@@ -205,10 +206,10 @@ CASES: Mapping[str, Play] = {
     "neighbour-loads-both-well": partial(traps.neighbour_loads, hangs=False),
 }
 
-OF_HOURS = frozenset(
-    ("h44-lazy-hdfs", "h44-mount-hangs", "h53-lazy-mmap", "h53-lazy-hangs", "h64-mmap-slow-bus", "h64-mmap-hangs")
-    + ("h47-capture-on-cpu", "h47-capture-for-ever", "h49-autotune-silent", "h49-autotune-at-rest")
-)
+OF_HOURS = {
+    *("h44-lazy-hdfs", "h44-mount-hangs", "h53-lazy-mmap", "h53-lazy-hangs", "h64-mmap-slow-bus", "h64-mmap-hangs"),
+    *("h47-capture-on-cpu", "h47-capture-for-ever", "h49-autotune-silent", "h49-autotune-at-rest"),
+}
 """Cases with a look every 30 s; a hang and its twin alike."""
 
 

@@ -6,10 +6,11 @@ Rates of a loading server are those measured: 335 MB and 77,000 minor faults in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from random import Random
 
-from .stage import MIB, WAITING, Beat, Card, Doing, Random, Server, Stage
+from .stage import MIB, WAITING, Beat, Card, Doing, Server, Stage
 
 FAULTS_PER_MIB = 230.0
 """Minor faults per MiB of mapped weights."""
@@ -40,7 +41,9 @@ def faulting(major: float) -> Doing:
 # --- servers -----------------------------------------------------------------------------------------------
 
 
-def sglang(stage: Stage, ranks: int = 4, name: str = "sglang-8000", framework: str = "sglang", **facts: object) -> Server:
+def sglang(
+    stage: Stage, ranks: int = 4, name: str = "sglang-8000", framework: str = "sglang", **facts: object
+) -> Server:
     """A launcher, a detokenizer, and one scheduler per rank."""
     names = tuple(f"TP{number}" for number in range(ranks))
     return stage.add(name, framework, names, ("main", "detokenizer"), **facts)
@@ -105,9 +108,7 @@ def bar(
     server: Server, event: str, total: int, every: float, rank: str | None = None, start: int = 0, step: int = 1
 ) -> Beat:
     """A bar that rises by `step` every so many seconds; with step 0 it is drawn again with the same k."""
-    return Beat(
-        every, lambda number: server.say(event, rank, done=min(total, start + step * number), total=total)
-    )
+    return Beat(every, lambda number: server.say(event, rank, done=min(total, start + step * number), total=total))
 
 
 def load(server: Server, seconds: float = 20.0, mib: float = 400.0, end: Iterable[str] | None = None) -> None:
@@ -252,7 +253,7 @@ def with_cards(server: Server, idle_power: float | None = 125.0, limit: float = 
         Card(
             f"GPU-{number}",
             rank,
-            Random(f"{server.stage.seed}/{server.name}/card{number}"),  # noqa: S311  # nobody's secret
+            Random(f"{server.stage.seed}/{server.name}/card{number}"),
             power=(idle_power or 125.0) + 4,
             idle_power=idle_power,
             limit=limit,
@@ -284,12 +285,11 @@ def rests(server: Server, *names: str, wait: str | None = None) -> None:
     """These processes (all ranks) do no more than wait, in their own class or in `wait`."""
     for name in names or server.live_ranks:
         doing = server.processes[name].doing
-        server.processes[name].doing = replace(WAITING, wait=wait or ("futex" if doing.wait == "running" else doing.wait))
+        server.processes[name].doing = replace(
+            WAITING, wait=wait or ("futex" if doing.wait == "running" else doing.wait)
+        )
 
 
 def vanish(server: Server) -> None:
     """Every process of the server is gone."""
     server.kill(*server.processes)
-
-
-Story = Callable[[Stage], None]

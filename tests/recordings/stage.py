@@ -357,7 +357,7 @@ class Stage:
     def add(self, name: str, framework: str, ranks: tuple[str, ...], fronts: tuple[str, ...], **facts: Any) -> Server:
         """A server of these ranks and other processes (an engine is one of `fronts`)."""
         processes = {
-            each: Process(each, _role(each), Random(f"{self.seed}/{name}/{each}"), 131 if each in fronts else 205)  # noqa: S311
+            each: Process(each, _role(each), Random(f"{self.seed}/{name}/{each}"), 131 if each in fronts else 205)
             for each in (*fronts, *ranks)
         }
         for rank in ranks[:1]:

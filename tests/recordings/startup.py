@@ -305,7 +305,8 @@ def weights_processed(stage: Stage, works: bool = True) -> None:
     """H56: all shards are read, then nothing for 15 minutes; or nothing ever."""
     server = trtllm(stage, 2)
     up_to_load(server, end=())
-    server.do(Doing(cpu=1.0, minor=60, resident=0.5, wait="running") if works else WAITING)
+    server.do(WAITING)
+    server.do(Doing(cpu=1.0, minor=60, resident=0.5, wait="running") if works else WAITING, "TP1")
     if not works:
         return stands_still(server, LONG)
     stage.run(900)
@@ -380,12 +381,13 @@ def log_of_bars_without_newline(stage: Stage, loads: bool = True) -> None:
     spawn(server)
     join(server)
     begin_load(server)
-    server.do(reading_from_cache(20))
+    server.do(WAITING, "TP0")
+    server.do(reading_from_cache(20), "TP1")
     server.gauge("log_bytes_total", 9000, log="stderr")
     grows = Beat(5, lambda number: server.gauge("log_bytes_total", 9000 + 90 * number, log="stderr"))
     stage.run(30)
     if not loads:
-        server.do(WAITING)
+        server.do(WAITING, "TP1")
         return stands_still(server, LONG, grows)
     stage.run(600, grows)
     end_load(server)
@@ -572,7 +574,8 @@ def extension_lock_in_warm_up(stage: Stage, stale: bool = True) -> None:
         return stands_still(server, LONG, lock(server, "build", 7000, 0))
     stage.run(25)
     server.say("warmup_end", "TP0")
-    return get_ready(server)
+    get_ready(server)
+    return stage.run(LONG)
 
 
 def hub_lock_without_flock(stage: Stage, downloads: bool = False) -> None:
@@ -651,5 +654,3 @@ def cold_compile(stage: Stage, pool: bool = False) -> None:
     compiled(server)
     server.say("compile_end", "TP0")
     return finish(server)
-
-

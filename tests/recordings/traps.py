@@ -41,8 +41,12 @@ def lines_that_prove_nothing(stage: Stage, kind: str, loads: bool = False) -> No
     begin_load(server)
     server.do(reading(30))
     stage.run(30)
-    server.do(reading_from_cache(10) if loads else WAITING)
-    lines = (Beat(5, lambda number: server.line(kind)), Beat(7, lambda number: server.say("waiting", done=number, total=999)))
+    server.do(WAITING, "TP0")
+    server.do(reading_from_cache(10) if loads else WAITING, "TP1")
+    lines = (
+        Beat(5, lambda number: server.line(kind)),
+        Beat(7, lambda number: server.say("waiting", done=number, total=999)),
+    )
     if not loads:
         return stands_still(server, LONG, *lines)
     stage.run(600, *lines)
@@ -51,7 +55,7 @@ def lines_that_prove_nothing(stage: Stage, kind: str, loads: bool = False) -> No
 
 
 def novel_lines_alone(stage: Stage, markers: bool = False) -> None:
-    """A line of a new shape every 20 s, and nothing else: ten of them count.  In the twin a marker comes now and then."""
+    """A line of a new shape every 20 s, and nothing else: ten of them count.  The twin has markers too."""
     server = sglang(stage, 1)
     up_to_load(server)
     novel = Beat(20, lambda number: server.line("novel"))
