@@ -26,6 +26,7 @@ from stallwatch.daemon import (
     Daemon,
     is_loss,
 )
+from stallwatch.memory import Memory
 from stallwatch.model import Event, Listener, Observation, ProcessId, RankName, Report, Result, Scene, Signal
 from stallwatch.poller import Poller, sort
 from stallwatch.sources import Host, Moment
@@ -504,3 +505,69 @@ def test_while_nothing_is_missing_nothing_is_read_early() -> None:
 
     assert not is_loss(processes_read(server(), never_came, signals.RANK_ALIVE.read(1.0, "s", "TP0"), unreadable))
     assert woken_by(processes_read(server())) == {"processes": 0, "threads": 0, "node": 0}
+
+
+# --- a restart of ours --------------------------------------------------------------------------------------
+
+
+def seal(*parts: object) -> str:
+    return f"{hash(parts):x}"
+
+
+def restarted(before: Node, down: float) -> Node:
+    """The next process, `down` seconds later; the server is what it was."""
+    node = Node()
+    document = before.daemon.remembered()
+    node.daemon._memory = Memory(seal, "boot")
+    node.now = before.now + down
+    assert node.daemon._memory.load(document, node.now) is None
+    node.feed.of, node.feed.last_look = before.feed.of, before.feed.last_look
+    node.feed.ranks, node.feed.waits, node.feed.log_bytes = before.feed.ranks, before.feed.waits, before.feed.log_bytes
+    return node
+
+
+@pytest.fixture
+def stalled() -> Node:
+    node = Node()
+    node.daemon._memory = Memory(seal, "boot")
+    node.feed.waits = {"TP1": "sleep"}
+    node.step()
+    node.step(seconds=500.0)  # a pause of ours: our clock and the monotonic one are apart from here on
+    node.steps(60)
+    assert node.states() == ["working", "quiet", "stalled"]
+    return node
+
+
+def test_the_first_report_after_a_restart_says_what_the_last_one_before_said(stalled: Node) -> None:
+    (before,) = stalled.published[-1].servers
+    node = restarted(stalled, down=60.0)
+    (after,) = node.step("threads", "logs").servers
+
+    assert after.verdict.reason == "idle_wait"
+    assert after.verdict.suspect_rank == "TP1"
+    assert after.since_timestamp == before.since_timestamp
+    node.steps(60)
+    assert node.states() == ["stalled"]
+    assert node.published[-1].servers[0].since_timestamp == before.since_timestamp
+
+
+def test_a_server_that_read_its_weights_while_we_were_down_works(stalled: Node) -> None:
+    node = restarted(stalled, down=60.0)
+    node.feed.of["TP1"].storage += 100 * MIB
+
+    assert node.step().servers[0].verdict.state == "working"
+
+
+def test_who_is_which_rank_is_known_again_before_the_log_is_read(stalled: Node) -> None:
+    stalled.daemon.scene = replace(stalled.daemon.scene, rank_names=(RankName("s", 7, "TP1"),))
+    node = restarted(stalled, down=60.0)
+    node.step()
+
+    assert node.daemon.scene.rank_names == (RankName("s", 7, "TP1"),)
+
+
+def test_a_daemon_without_memory_remembers_nothing() -> None:
+    node = Node()
+    node.steps(3)
+
+    assert node.daemon.remembered() is None

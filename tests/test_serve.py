@@ -14,7 +14,7 @@ import pytest
 from stallwatch.assembly import Settings, make_daemon
 from stallwatch.config import Config
 from stallwatch.model import Report, Verdict
-from stallwatch.serve import Reloading, Speaker, WebSettings, _handle_signals, serve, serve_once
+from stallwatch.serve import Keeper, Reloading, Speaker, WebSettings, _handle_signals, serve, serve_once
 from stallwatch.web.published import Published
 
 SOON = 10.0
@@ -164,6 +164,38 @@ def test_sighup_reads_the_configuration_again(reloading: tuple[Path, Reloading])
 def test_an_address_that_is_none_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(Settings(collectors=()), WebSettings(("nonsense",))) == 2
     assert capsys.readouterr().err.startswith("stallwatch: cannot listen on 'nonsense': ")
+
+
+def state_folder(tmp_path: Path) -> tuple[str, str]:
+    """A state folder that is not there yet, and a /proc with an identity of the boot."""
+    boot = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("c0ffee\n")
+    return str(tmp_path / "state"), str(tmp_path / "proc")
+
+
+def test_the_state_is_written_when_it_is_due_and_at_the_end(tmp_path: Path, report: Report) -> None:
+    folder, proc = state_folder(tmp_path)
+    keeper = Keeper(folder, proc)
+    assert keeper.memory is not None
+    daemon = make_daemon(Settings(collectors=()), lambda report: None, memory=keeper.memory)
+    keeper.hear(report, daemon)
+    keeper.close(daemon)
+    after = Keeper(folder, proc)
+
+    assert (tmp_path / "state" / "state.json").exists()
+    assert after.memory is not None
+    assert after.memory.boot == keeper.memory.boot
+    after.close(daemon)
+
+
+def test_serve_goes_on_without_a_state_folder(tmp_path: Path, report: Report) -> None:
+    daemon = make_daemon(Settings(collectors=()), lambda report: None)
+    for folder in (None, "", str(tmp_path / "missing" / "state")):
+        keeper = Keeper(folder, str(tmp_path))
+        keeper.hear(report, daemon)
+        keeper.close(daemon)
+        assert keeper.memory is None
 
 
 def test_once_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:

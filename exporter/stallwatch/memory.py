@@ -164,7 +164,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
     WaitSample: {"at": LOOK, "main": PLAIN, "classes": PLAIN},
     Steps: {"last": CLOCK, "amount": PLAIN, "durations": PLAIN},
     Stats: {"at": LOOK, "usual_gap": PLAIN, "demand": PLAIN, "says_speed": PLAIN},
-    Timeouts: {"in_a_row": PLAIN, "since": CLOCK, "last": LOOK},
+    Timeouts: {"in_a_row": PLAIN, "since": CLOCK, "read_at": LOOK},
     Episode: {
         "verdict": PLAIN,
         "since_timestamp": PLAIN,
