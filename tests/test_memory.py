@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feed import TICK, WALL, Feed, server
+from feed import TICK, WALL, Feed, Serving, server
 from stallwatch import signals
 from stallwatch.exposition import render
 from stallwatch.memory import (
@@ -67,6 +67,9 @@ class Run(Feed):
     def threads(self, t: float, measured: float | None = None) -> None:
         self.put(self.thread_readings(), t)
 
+    def endpoints(self, t: float, interval: float | None = None) -> None:
+        self.put(self.serving.readings(self.server.name), t)
+
     def document(self, t: float) -> dict[str, Any]:
         return self.memory.document(self.timeline, self.episodes, self.names, self.places, t, t + self.skipped)
 
@@ -77,6 +80,8 @@ class Run(Feed):
         memory.load(document, t + self.skipped + after)
         run = Run(ranks=self.ranks, thresholds=self.thresholds, server=self.server, memory=memory, waits=self.waits)
         run.of, run.child_cpu, run.log_bytes = self.of, self.child_cpu, self.log_bytes
+        run.serving = replace(self.serving, timeouts=None if self.serving.timeouts is None else 0.0)
+        run.lock_age, run.lock_held = self.lock_age, self.lock_held
         run.dead, run.compilers, run.last_look = self.dead, self.compilers, t + self.skipped
         return run
 
@@ -226,6 +231,50 @@ def test_a_stopped_rank_stays_stalled_also_before_the_silence_is_long_enough_for
 
     assert after.first_report(1130.0).verdict.reason == "stopped"
     assert {v.reason for v in after.quiet_until(1130.0, 1200.0)} == {"stopped"}
+
+
+def serving(**figures: float) -> Run:
+    """Ready, and stalled at second 300 by what the server says of itself."""
+    run = Run(skipped=SKIPPED, serving=Serving(**figures))
+    run.look(0.0)
+    run.tell(5.0, "ready")
+    for number in range(10):
+        if run.serving.timeouts is not None:
+            run.serving.timeouts += 1.0
+        verdicts = run.quiet_until(5.0 + 30 * number, 35.0 + 30 * number)
+    assert verdicts[-1].state == "stalled"
+    return run
+
+
+@pytest.mark.parametrize(
+    ("figures", "reason"),
+    [({"running": 3.0, "generated": 9.0}, "no_tokens"), ({"timeouts": 0.0}, "health_timeout")],
+)
+def test_a_server_that_serves_nothing_stays_stalled(figures: dict[str, float], reason: str) -> None:
+    before = serving(**figures)
+    since = before.tick(305.0).since_timestamp
+    after = before.restarted(305.0, after=20.0)
+    report = after.first_report(1325.0)
+
+    assert (report.verdict.state, report.verdict.reason, report.since_timestamp) == ("stalled", reason, since)
+    assert set(go_on(after, 1325.0, 20.0)) == {"stalled"}
+
+
+def test_a_server_that_served_while_we_were_down_works() -> None:
+    after = serving(running=3.0, generated=9.0).restarted(305.0)
+    after.serving.generated = 10.0
+    assert after.first_report(1315.0).verdict.state == "stalled"  # not asked yet
+
+    assert set(go_on(after, 1315.0, 100.0)) == {"working"}
+
+
+def test_a_stale_lock_stays_the_reason() -> None:
+    before = stalled(lock_age={"build": 9000.0}, lock_held={"build": 0.0})
+    assert before.tick(300.0).verdict.reason == "stale_lock"
+    after = before.restarted(300.0)
+
+    assert after.first_report(1310.0).verdict.reason == "stale_lock"
+    assert {verdict.reason for verdict in after.quiet_until(1310.0, 1400.0)} == {"stale_lock"}
 
 
 def test_a_restart_during_a_restart_changes_nothing() -> None:

@@ -83,6 +83,7 @@ _OTHER_SIGNALS = (
     signals.LOCK_HELD,
     signals.PORT_LISTENING,
     signals.PORT_FOREIGN,
+    signals.HEALTH_TIMEOUTS,
     signals.REQUESTS_RUNNING,
     signals.REQUESTS_WAITING,
     signals.GENERATED_TOKENS,
@@ -151,6 +152,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "known": PLAIN,
         "known_since": CLOCK,
         "samples": PLAIN,
+        "is_followed": PLAIN,
         "_measured": PLAIN,
     },
     Waits: {
