@@ -63,6 +63,8 @@ _TEXTS = ("framework", "version", "model", "group", "speculative")
 _NUMBERS = {"nnodes": 1, "node_rank": 0, "tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1}
 """Key of a server -> the least number allowed."""
 _LARGEST_NUMBER = 1 << 20
+_LARGEST_EXACT = 1 << 53
+"""Below it every whole number is a float, too."""
 _TIMES = ("window", "stall_after", "suspect_after", "serve_stall_after")
 _TEXT_FIELDS = {"kind": frozenset(ERROR_KINDS)}
 """Fields of an event that may be words -> the words allowed in what we write."""
@@ -253,7 +255,7 @@ class Reader:
             yield Facts(self._servers(parsed))
         if "readings" in parsed:
             interval = self._number(parsed, "interval", 0.0)
-            yield Look(t, tuple(self._readings(parsed["readings"])), interval if interval > 0 else None)
+            yield Look(t, self._readings(parsed["readings"]), interval if interval > 0 else None)
         for key, allowed in _LINES.items():
             if key in parsed:
                 yield self._event(parsed, key, allowed, t)
@@ -296,21 +298,25 @@ class Reader:
 
     # --- readings
 
-    def _readings(self, rows: Any) -> Iterator[Reading]:
+    def _readings(self, rows: Any) -> tuple[Reading, ...]:
+        """The fast way through rows that were seen before and hold a number; everything else is looked at closely."""
         if not isinstance(rows, list):
             raise self.wrong("readings", "a list is needed")
-        series_of = self._series
+        series_of, found = self._series, []
         for number, row in enumerate(rows):
             try:
-                series = series_of[row[0], *row[1].items()]
-                value = row[2]
+                series, value = series_of[row[0], *row[1].items()], row[2]
             except (AttributeError, KeyError, IndexError, TypeError):
-                series = self._new_series(row, f"readings[{number}]")
-                value = row[2]
-            if type(value) is not float or value - value != 0.0:  # fast: the usual value is a finite float
+                series, value = self._new_series(row, f"readings[{number}]"), row[2]
+            if type(value) is int and -_LARGEST_EXACT < value < _LARGEST_EXACT:
+                value = float(value)
+            elif type(value) is not float or value - value != 0.0:  # not finite
                 value = self._value(row, f"readings[{number}]")
             if series is not None:
-                yield Reading(*series, value, self._reason(row, number) if value is None else None)
+                signal, labels = series
+                reason = self._reason(row, number) if value is None else None
+                found.append(Reading(signal, labels, value, reason))
+        return tuple(found)
 
     def _new_series(self, row: Any, key: str) -> tuple[Signal, tuple[str, ...]] | None:
         """Check a row's name and labels; None = ignored.  Remembered, for the same rows come again and again."""
@@ -484,9 +490,6 @@ def _row(reading: Reading) -> list[Any]:
     if value is None or not math.isfinite(value):
         return [reading.signal.name, labels, None, reading.reason or "error"]
     return [reading.signal.name, labels, int(value) if value.is_integer() and abs(value) < _LARGEST_EXACT else value]
-
-
-_LARGEST_EXACT = 1 << 53
 
 
 def _is_no_text(name: str, value: float | str) -> bool:

@@ -239,9 +239,10 @@ class Replay:
     def _conclude(self, now: float, t: float) -> None:
         """Feed what follows from what was read; with the same clock as the readings themselves."""
         read = {name: told.last_read() for name, told in self._servers.items()}
+        latest = sorted(read, key=lambda name: read[name])[-2:]
         for name, told in self._servers.items():
             if told.is_begun:
-                others = max((at for other, at in read.items() if other != name), default=-math.inf)
+                others = max((read[other] for other in latest if other != name), default=-math.inf)
                 self.timeline.put(told.conclude(now, others), now, self._clock.tick_seconds, t)
 
     # --- servers
@@ -277,7 +278,7 @@ class Replay:
         self.timeline.tell([replace(event, at=at)])
 
     def _look(self, look: Look) -> None:
-        at, interval = self._clock.of(look.t, 0.0), look.interval or self._clock.tick_seconds
+        at, interval = self._clock.of(look.t, 0.0), max(look.interval or 0.0, self._clock.tick_seconds)
         self._note_starts(look, at)
         readings: list[Reading] = []
         shares: list[tuple[Route, Reading]] = []

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from . import signals
-from .model import Reading, Signal
+from .model import Reading, Signal, is_rank_name
 from .recording import RecordedServer
 from .tracks import STALE_AFTER_GAPS, Track
 
@@ -79,7 +79,7 @@ class Told:
             self.is_root_alive = self._root_lives(now, others_read)
             yield signals.SERVER_ALIVE.read(float(self.is_root_alive), self.name)
         for rank, track in self.ranks.items():
-            if rank not in self.ranks_said and track.is_fresh(now):
+            if rank not in self.ranks_said and _is_watched(rank) and track.is_fresh(now):
                 is_there = track.value is not None
                 alive = signals.RANK_ALIVE
                 yield alive.read(1.0, self.name, rank) if is_there else alive.missing("vanished", self.name, rank)
@@ -117,6 +117,11 @@ class Told:
         if reasons:
             return signal.missing(min(reasons), *labels)
         return signal.read(sum(share.value for share in present if share.value is not None), *labels)
+
+
+def _is_watched(name: str) -> bool:
+    """Ranks and engines: processes of which it matters whether they live."""
+    return is_rank_name(name) or name.startswith("engine")
 
 
 def _is_gone(track: Track, still_read: float) -> bool:
