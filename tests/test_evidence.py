@@ -9,7 +9,7 @@ import pytest
 
 from feed import CardFigures, Feed, Serving, server
 from stallwatch import signals
-from stallwatch.model import ChannelState, Process, ProcessId
+from stallwatch.model import ChannelState, Process, ProcessId, Signal
 from stallwatch.timeline import MIB
 from stallwatch.verdict import Evidence, gather
 from stallwatch.verdict.evidence import RankEvidence
@@ -650,3 +650,40 @@ def test_a_follower_is_ready_by_its_last_marker_and_the_first_node_is_not() -> N
             feed.tell(100.0, "capture_end", name)
 
         assert evidence(feed, 100.0).ready is expected
+
+
+# --- what was read beside storage ----------------------------------------------------------------------------
+
+BESIDE = (
+    (signals.PAGE_FAULTS, ("s", "TP1", "minor")),
+    (signals.RESIDENT_MEMORY, ("s", "TP1")),
+    (signals.WRITTEN_BYTES, ("s", "TP1")),
+    (signals.CHILD_CPU, ("s", "other")),
+)
+
+
+@pytest.mark.parametrize(("signal", "labels"), BESIDE)
+def test_a_channel_that_was_followed_and_fell_silent_is_not_flat(signal: Signal, labels: tuple[str, ...]) -> None:
+    feed = fed()
+    feed.timeline.put([signal.missing("error", *labels)], 100.0, 5.0)
+
+    found = evidence(feed, 100.0)
+    assert (found.storage_readable, found.unreadable_reason) == (False, "error")
+
+
+@pytest.mark.parametrize(("signal", "labels"), BESIDE)
+def test_a_figure_that_was_said_once_is_a_fact_and_no_channel(signal: Signal, labels: tuple[str, ...]) -> None:
+    feed = fed()
+    for track in (feed.now.track(signal, *labels),):
+        assert track is not None
+        track.read_at, track.is_followed = 0.0, False
+
+    assert evidence(feed, 100.0).storage_readable
+
+
+def test_what_else_is_read_of_a_dead_rank_does_not_count() -> None:
+    feed = fed()
+    feed.dead = {"TP1"}
+    feed.quiet_until(100.0, 130.0)
+
+    assert evidence(feed, 130.0).storage_readable

@@ -25,6 +25,7 @@ class Track:
     known_since: float | None = None  # since when every amount is seen: the first value, or where it began anew
     rate: float | None = None  # per second, between the last two neighbouring readings
     samples: deque[tuple[float, float]] = field(default_factory=deque)
+    is_followed: bool = False  # read at two moments at least
     _measured: float = 0.0
 
     def put(self, value: float | None, reason: str | None, at: float, interval: float, measured: float) -> None:
@@ -34,6 +35,7 @@ class Track:
         neighbours = self.read_at is not None and value is not None and self.value is not None and real_gap > 0
         self.rate = (value - self.value) / real_gap if neighbours else None  # type: ignore[operator]
         self.usual_gap = usual(self.usual_gap, gap, interval)
+        self.is_followed = self.is_followed or gap > 0
         self.value, self.reason, self.read_at, self._measured = value, reason, at, measured
         if value is not None:
             self.known = value

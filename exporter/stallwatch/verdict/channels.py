@@ -6,7 +6,7 @@ Everything too old is unreadable: a verdict never rests on a stale number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from .. import signals
@@ -15,6 +15,7 @@ from ..server_timeline import ServerTimeline
 from ..tracks import Track
 
 _STORAGE_SIGNALS = (signals.STORAGE_READ, signals.READ_BYTES)
+_BESIDE_STORAGE = (signals.PAGE_FAULTS, signals.WRITTEN_BYTES, signals.RESIDENT_MEMORY)
 TOKENS = (signals.GENERATED_TOKENS, signals.PROMPT_TOKENS, signals.FINISHED_REQUESTS)
 
 
@@ -25,7 +26,7 @@ class Sight:
     now: float
     window: float
     live: tuple[str, ...]  # labels of the live ranks; of every process while there is no rank
-    storage: bool
+    storage: bool  # and all that was read beside it
     storage_reason: str | None
     watched_age: float  # since when storage is watched on all of them; inf while there is nothing to watch
     oldest_look: float | None  # the last look at the storage or log that was looked at longest ago
@@ -36,12 +37,15 @@ class Sight:
 def sight_of(timeline: ServerTimeline, now: float, window: float) -> Sight:
     live = _live_labels(timeline, now)
     tracks = [(timeline.track(signal, timeline.name, label)) for label in live for signal in _STORAGE_SIGNALS]
-    unreadable = next((track for track in tracks if track is None or not track.is_readable(now)), _ALL_READABLE)
+    beside = tuple(_beside_storage(timeline, live))
+    unreadable = next(
+        (track for track in (*tracks, *beside) if track is None or not track.is_readable(now)), _ALL_READABLE
+    )
     since = [track.known_since for track in tracks if track is not None and track.known_since is not None]
     logs = timeline.of(signals.LOG_BYTES).values()
     looks = [
         track.read_at
-        for track in (*tracks, *logs)
+        for track in (*tracks, *beside, *logs)
         if track is not None and track.read_at is not None and track.is_readable(now)
     ]
     return Sight(
@@ -58,6 +62,13 @@ def sight_of(timeline: ServerTimeline, now: float, window: float) -> Sight:
 
 
 _ALL_READABLE = Track()
+
+
+def _beside_storage(timeline: ServerTimeline, live: tuple[str, ...]) -> Iterator[Track]:
+    """What else was followed of these processes and of their children: a channel that fell silent is not flat."""
+    for signal in _BESIDE_STORAGE:
+        yield from (track for labels, track in timeline.of(signal).items() if track.is_followed and labels[1] in live)
+    yield from (track for track in timeline.of(signals.CHILD_CPU).values() if track.is_followed)
 
 
 def _live_labels(timeline: ServerTimeline, now: float) -> tuple[str, ...]:
