@@ -26,7 +26,6 @@ from stallwatch.poller import Poller
 from stallwatch.sources import Host, Source
 from stallwatch.sources.connections import Attempt
 from stallwatch.sources.logs import Logs
-from stallwatch.sources.node import Node
 from stallwatch.sources.processes import Processes
 from stallwatch.sources.sockets import Sockets
 from stallwatch.sources.threads import Threads
@@ -80,8 +79,6 @@ class KernelTree(ProcTree):
     def __init__(self, root: Path, machine: Machine, reader: str = "root") -> None:
         self.machine, self._reader = machine, DATA["readers"][reader]
         super().__init__(root)
-        (root / "meminfo").write_text("MemTotal: 527958208 kB\nMemAvailable: 435000000 kB\nCached: 416000000 kB\n")
-        (root / "vmstat").write_text("pgfault 12\noom_kill 3\n")
 
     def thread(self, wait: str, state: str = "S", symbol: str | None = None) -> Thread:
         """A thread that sleeps in `wait`, a key of `syscalls`; `symbol` another key of `symbols` than that."""
@@ -159,7 +156,7 @@ class Stage:
 
     def __init__(self, root: Path, machine: Machine, reader: str = "root", place: str = "unit") -> None:
         self.machine, self.reader = machine, reader
-        (root / "dev/shm").mkdir(parents=True)
+        root.mkdir()
         self.tree = KernelTree(root / "proc", machine, reader)
         self.log = root / "server.log"
         self.log.write_text("")
@@ -173,7 +170,6 @@ class Stage:
             Threads(host, machine.arch),
             Sockets(host, connect=_refused),
             Logs(host),
-            Node(host),
         )
         self.daemon = Daemon(host, self._pollers, self.published.append, lambda: self.now, self._wall)
 
