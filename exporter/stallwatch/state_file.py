@@ -50,6 +50,7 @@ class StateFolder:
     """An open, locked state folder.  StateError when it cannot be used, OSError when the disk says so."""
 
     def __init__(self, path: str) -> None:
+        self._is_cut = False
         self._folder = _open_folder(path)
         try:
             self._lock = _locked(self._folder)
@@ -131,7 +132,11 @@ class StateFolder:
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Replace the document: the old one stands until the new one is whole on the disk."""
-        text = _text(_cut(state))
+        kept = _cut(state)
+        cut, self._is_cut = self._is_cut, len(kept["servers"]) < len(state["servers"])
+        if self._is_cut and not cut:
+            log.warning("state is cut", extra={"servers": len(state["servers"]), "kept": len(kept["servers"])})
+        text = _text(kept)
         self._replace(STATE, f'{{"version":{VERSION},"mac":"{self._mac(text)}","state":{text}}}\n'.encode())
 
     def _mac(self, text: str) -> str:
@@ -228,7 +233,6 @@ def _cut(state: Mapping[str, Any]) -> Mapping[str, Any]:
     for entry in state["servers"]:
         left -= len(_text(entry)) + 1
         if left < 0:
-            log.warning("state is cut", extra={"servers": len(state["servers"]), "kept": len(servers)})
             break
         servers.append(entry)
     return {**state, "servers": servers}
