@@ -90,6 +90,10 @@ def stopping(node: Node) -> list[float | None]:
         (CRASHED, False),
         (STOPPING.replace("success", "oom-kill"), False),
         (STOPPING.replace("deactivating", "failed"), False),
+        # it is over: that it failed is certain, how else it ended is not
+        (CRASHED.replace("deactivating", "failed").replace("/system.slice/llm.service", ""), False),
+        (CRASHED.replace("deactivating", "activating").replace("/system.slice/llm.service", ""), False),
+        (STOPPING.replace("deactivating", "inactive").replace("/system.slice/llm.service", ""), None),
         # not about this server: another unit of that name, one that is gone, no answer
         (STOPPING.replace("/system.slice", "/lxc.payload.c1/system.slice"), None),
         (STOPPING.replace("/system.slice/llm.service", ""), None),
@@ -102,6 +106,13 @@ def test_only_a_unit_that_is_stopped_without_a_failure_is_stopped_on_purpose(
     answer: str, expected: bool | None
 ) -> None:
     assert is_stopping(answer.encode(), f"4:memory:/\n0::{UNIT}/worker\n") is expected
+
+
+def test_a_unit_of_that_name_inside_of_a_container_is_another_one() -> None:
+    failed = CRASHED.replace("/system.slice/llm.service", "")
+
+    assert is_stopping(failed.encode(), f"0::/lxc.payload.c1{UNIT}\n") is None
+    assert is_stopping(failed.encode(), f"0::{UNIT}\n") is False
 
 
 def test_systemctl_is_asked_only_where_it_speaks_for_this_machine(tmp_path: Path) -> None:

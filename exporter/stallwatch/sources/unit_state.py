@@ -26,6 +26,7 @@ _PROGRAMS = ("/usr/bin/systemctl", "/bin/systemctl")
 _SHOW = ("show", "--no-pager", "--property=ActiveState,Result,ControlGroup", "--")
 _NAME = re.compile(r"[A-Za-z0-9:_.@\\-]+\.service")
 """A unit's name as systemd escapes it; any other would be a pattern of many units to systemctl."""
+_SYSTEM = "/system.slice"
 _MOST_BYTES = 4096
 _END_SECONDS = 0.2
 
@@ -44,14 +45,16 @@ def is_stopping(answer: bytes, text: str) -> bool | None:
     """From the answer of systemctl and the cgroup file of the server; None when the answer is not about it.
 
     A unit whose main process crashed is `deactivating` as well while the rest is ended; its Result is then no
-    success any more.
+    success any more.  Once a unit has ended it has no group: then only a failure is believed, for a unit in the
+    system's own slice.
     """
     pairs = (line.partition("=") for line in answer.decode("utf-8", "replace").splitlines())
     found = {name: value for name, _, value in pairs}
-    group = found.get("ControlGroup", "").rstrip("/")
-    if not group or not any((other.path + "/").startswith(group + "/") for other in cgroups_in(text)):
+    group, result = found.get("ControlGroup", "").rstrip("/"), found.get("Result", "success")
+    is_its_own = any((other.path + "/").startswith(f"{group or _SYSTEM}/") for other in cgroups_in(text))
+    if not is_its_own or (not group and result == "success"):
         return None
-    return found.get("ActiveState") == "deactivating" and found.get("Result") == "success"
+    return found.get("ActiveState") == "deactivating" and result == "success"
 
 
 @dataclass(slots=True)
