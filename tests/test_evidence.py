@@ -674,16 +674,8 @@ def test_a_channel_that_was_followed_and_fell_silent_is_not_flat(signal: Signal,
 @pytest.mark.parametrize(("signal", "labels"), BESIDE)
 def test_a_figure_that_was_said_once_is_a_fact_and_no_channel(signal: Signal, labels: tuple[str, ...]) -> None:
     feed = fed()
-    for track in (feed.now.track(signal, *labels),):
-        assert track is not None
-        track.read_at, track.is_followed = 0.0, False
+    track = feed.now.track(signal, *labels)
+    assert track is not None
+    track.read_at, track.is_followed = 0.0, False
 
     assert evidence(feed, 100.0).storage_readable
-
-
-def test_what_else_is_read_of_a_dead_rank_does_not_count() -> None:
-    feed = fed()
-    feed.dead = {"TP1"}
-    feed.quiet_until(100.0, 130.0)
-
-    assert evidence(feed, 130.0).storage_readable

@@ -7,17 +7,18 @@ it.  Moves are at least a floor, noise is that of stuck servers (docs/NOISE.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from feed import TICK, WALL, Feed, server
+from feed import TICK, WALL, CardFigures, Feed, server
 from stallwatch.config import Thresholds
-from stallwatch.model import Verdict
+from stallwatch.model import Reading, Verdict
 from stallwatch.timeline import MIB
 
 T = Thresholds()
@@ -56,6 +57,17 @@ def _resident(feed: Feed, rank: str, t: float) -> None:
     feed.of[rank].minor += 4096
 
 
+def _held_on_card(feed: Feed, rank: str, t: float) -> None:
+    feed.cards[rank].held += 16 * MIB
+
+
+def _for_one_look(figure: str, value: float) -> Callable[[Feed, str, float], None]:
+    def move(feed: Feed, rank: str, t: float) -> None:
+        setattr(feed.cards[rank], figure, value)
+
+    return move
+
+
 def _progress_line(feed: Feed, rank: str, t: float) -> None:
     feed.tell(t, "load_progress", rank, done=t, total=1e6)
 
@@ -64,14 +76,22 @@ STRONG: dict[str, Callable[[Feed, str, float], None]] = {
     "storage": _add("storage", MIB),
     "major faults": _add("major", 16),
     "read": _add("read", 8 * MIB),
-    "written": _add("written", 17 * MIB),  # the log grows too
+    "written": _add("written", 24 * MIB),  # the log grows too
     "minor faults": _add("minor", 1024),
     "resident": _resident,
     "resident down": _add("resident", -16 * MIB),
     "children": _child_cpu,
     "compiler": _compiler,
     "log": _progress_line,
+    "gpu memory": _held_on_card,
+    "gpu bus": _for_one_look("pcie", 2048 * MIB / TICK),
+    "gpu power": _for_one_look("dram_activity", 0.03),
 }
+
+
+def _stale_lock(feed: Feed, rank: str, t: float) -> None:
+    feed.lock_age["build"], feed.lock_held["build"] = 50.0, 0.0
+
 
 WEAK: dict[str, Callable[[Feed, str, float], None]] = {
     "cpu": _add("cpu", TICK),
@@ -81,7 +101,15 @@ WEAK: dict[str, Callable[[Feed, str, float], None]] = {
     "unreadable waits": lambda feed, rank, t: feed.waits.update({rank: ""}),
     "log bytes": lambda feed, rank, t: setattr(feed, "log_bytes", feed.log_bytes + 1e6),
     "a little storage": _add("storage", 1000.0),
+    "utilisation": _for_one_look("utilization", 1.0),
+    "stats": lambda feed, rank, t: feed.stats(t, running=2, speed=0.0),
+    "error": lambda feed, rank, t: feed.tell(t, "error", rank, kind="traceback"),
+    "foreign port": lambda feed, rank, t: setattr(feed.serving, "foreign", 1.0),
+    "lock": _stale_lock,
+    "kill elsewhere": lambda feed, rank, t: setattr(feed, "kills", (feed.kills or 0.0) + 1.0),
 }
+
+AMBIGUOUS = ("cpu", "utilisation")
 
 RANKS = ("TP0", "TP1", "TP2")
 
@@ -96,13 +124,24 @@ class Look:
     io: bool = True
     logs: bool = True
     threads: bool = True
+    gpus: bool = True
+    hidden: frozenset[Series] = frozenset()
+
+
+Series = tuple[str, str]
+"""Name of a signal, and the rank (or kind) it is about; "" where it is about the whole server."""
+
+
+def new_feed(**facts: Any) -> Feed:
+    """Three ranks, each with a card."""
+    return Feed(ranks=RANKS, **{"server": server(), "cards": {rank: CardFigures() for rank in RANKS}} | facts)
 
 
 @dataclass(slots=True)
 class Story:
     """Feeds looks and keeps the verdicts.  Time in whole ticks."""
 
-    feed: Feed = field(default_factory=lambda: Feed(ranks=RANKS, server=server()))
+    feed: Feed = field(default_factory=new_feed)
     t: float = 0.0
     verdicts: list[tuple[float, Verdict]] = field(default_factory=list)
 
@@ -112,7 +151,7 @@ class Story:
 
     def look(self, look: Look) -> Story:
         for _ in range(look.ticks - 1):
-            self._tick(Look(processes=look.processes, io=look.io, logs=look.logs, threads=look.threads))
+            self._tick(replace(look, moves=()))
         self._tick(look)
         return self
 
@@ -123,13 +162,25 @@ class Story:
         feed.noise(t)
         for name, rank in look.moves:
             (STRONG.get(name) or WEAK[name])(feed, rank, t)
-        if look.processes:
-            feed.processes(t, io=look.io)
-        if look.logs:
-            feed.logs(t)
-        if look.threads:
-            feed.threads(t)
+        feed.timeline.see([feed.server], t)
+        for readings in self._read(look):
+            seen = [r for r in readings if (r.signal.name, (*r.labels, "", "")[1]) not in look.hidden]
+            feed.timeline.put(seen, t, TICK)
+        for card in feed.cards.values():
+            card.pcie, card.dram_activity, card.utilization = 0.0, 0.0, 0.0
         self.verdicts.append((t, feed.verdict(t)))
+
+    def _read(self, look: Look) -> Iterator[list[Reading]]:
+        feed, name = self.feed, self.feed.server.name
+        if look.processes:
+            yield feed.process_readings(look.io)
+        if look.logs:
+            yield feed.log_readings()
+        if look.threads:
+            yield feed.thread_readings()
+        yield feed.serving.readings(name) + feed.node_readings()
+        if look.gpus:
+            yield [reading for rank, card in feed.cards.items() for reading in card.readings(name, rank)]
 
     @property
     def states(self) -> list[str]:
@@ -189,17 +240,12 @@ def test_what_stands_still_from_some_moment_on_is_stalled_in_time(before: list[L
 
 
 @bounded
-@given(
-    st.lists(
-        st.builds(Look, ticks=st.integers(1, 12), moves=st.tuples(st.tuples(st.just("cpu"), st.sampled_from(RANKS)))),
-        min_size=1,
-        max_size=40,
-    )
-)
-def test_ambiguous_channels_alone_never_page(looks: list[Look]) -> None:
+@given(st.lists(st.tuples(st.integers(1, 12), st.lists(st.sampled_from(AMBIGUOUS), min_size=1)), min_size=1))
+def test_ambiguous_channels_alone_never_page(looks: list[tuple[int, list[str]]]) -> None:
+    """Whatever they do, and in whatever order: a core that is busy, a card that is used."""
     story = Story().begin()
-    for look in looks:
-        story.look(look)
+    for ticks, names in looks:
+        story.look(Look(ticks=ticks, moves=tuple((name, "TP1") for name in names)))
 
     assert story.pages == []
 
