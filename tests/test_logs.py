@@ -597,3 +597,15 @@ def test_a_process_that_keeps_no_state_marks_nothing(node: Node) -> None:
     node.read()
 
     assert known(node) == []
+
+
+def test_who_is_which_rank_is_told_again_from_what_was_told_before(node: Node) -> None:
+    node.server, node.source.seal = replace(node.server, framework="vllm"), seal
+    node.write(
+        "(Worker pid=4247) INFO 11-29 15:31:08 [p.py:1] world_size=2 rank=1 local_rank=1 distributed_init_method=x\n"
+    )
+    node.read()
+
+    seen = restarted(node).read()
+    assert [one for one in seen if isinstance(one, RankName)] == [RankName("sglang-30000", 4247, "TP1")]
+    assert events(seen) == []
