@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feed import TICK, WALL, Feed, Serving, server
@@ -178,6 +178,22 @@ def test_the_noise_of_a_stuck_server_is_no_move_however_long_we_were_down(down: 
 
     assert (report.verdict.state, report.since_timestamp) == ("stalled", since)
     assert set(go_on(after, 1300.0 + down, 300.0)) == {"stalled"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.integers(2, 60), down=st.floats(0.5, COUNTED_GAP_SECONDS))
+def test_whenever_we_are_restarted_a_silence_goes_one_way_and_pages_in_time(steps: int, down: float) -> None:
+    until = 10.0 + 5.0 * steps
+    before = stalled(until)
+    first = before.tick(until).verdict.state
+    after = before.restarted(until, after=down)
+    begin = SKIPPED + until + down
+    found = [first, after.first_report(begin).verdict.state, *go_on(after, begin, 300.0)]
+
+    order = ["working", "quiet", "stalled"]
+    assert [order.index(state) for state in found] == sorted(order.index(state) for state in found)
+    pages_after = max(0.0, 250.0 - until - down)  # silent since second 10, for stall_after
+    assert "stalled" in found[: 3 + int(pages_after / TICK) + 1]
 
 
 def test_a_short_time_without_us_is_silence_when_nothing_moved_in_it() -> None:
