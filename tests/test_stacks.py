@@ -475,6 +475,16 @@ def test_check_prints_why_stacks_are_missing(machine: Machine, run: Run) -> None
     assert "\n  TP1: no Python stack: py-spy may not read the process: CAP_SYS_PTRACE (or root) is needed\n" in out
 
 
+def test_a_problem_that_every_rank_has_is_said_once(stalled: dict[str, Any]) -> None:
+    for rank, problems in zip(stalled["servers"][0]["ranks"], (["no x"], ["no x", "no y"]), strict=True):
+        rank["stacks"] = {"python": [], "kernel": [], "problems": problems}
+
+    told = text(stalled)
+
+    assert told.count("no x") == 1
+    assert "\n  every rank: no x\n  TP1: no y\n" in told
+
+
 def test_check_gives_them_as_json_under_a_key_of_their_own(machine: Machine, run: Run, stalled: dict[str, Any]) -> None:
     machine.answering(ANSWER)
 

@@ -201,7 +201,11 @@ def _rank_lines(ranks: Sequence[Document]) -> list[str]:
     for rank in ranks:
         for problem in (rank.get("stacks") or {}).get("problems", ()):
             missing.setdefault(problem, []).append(str(rank["rank"]))
-    return lines + [f"  {', '.join(names)}: {problem}" for problem, names in missing.items()]
+    asked = sum(1 for rank in ranks if rank.get("stacks"))
+    whose = {
+        problem: "every rank" if 1 < len(names) == asked else ", ".join(names) for problem, names in missing.items()
+    }
+    return lines + [f"  {names}: {problem}" for problem, names in whose.items()]
 
 
 def _stack_lines(stacks: Document | None) -> list[str]:
