@@ -492,6 +492,12 @@ def test_the_rest_of_the_container_has_a_moment_to_end_too(age: float, state: st
     assert judged(replace(EXITED, root_gone_age=age, scope_alive=True))[0] == state
 
 
+@pytest.mark.parametrize(("stopping", "state"), [(False, "failed"), (None, "gone"), (True, "gone")])
+def test_a_unit_that_failed_by_itself_was_ended_by_nobody(stopping: bool | None, state: str) -> None:
+    """Every crash of a unit's main process empties the unit."""
+    assert judged(replace(EXITED, root_gone_age=1.0, scope_alive=False, stopping=stopping))[0] == state
+
+
 def test_a_fatal_line_is_not_undone_by_a_container_that_ends_with_its_first_process() -> None:
     """The server is the first process of its container: they always end together."""
     crashed = replace(EXITED, scope_alive=False, fatal_age=2.0)

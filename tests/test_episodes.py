@@ -196,6 +196,27 @@ def test_a_configured_server_that_never_came_is_gone_and_not_dropped() -> None:
     assert feed.tick(9000.0).starts == 0
 
 
+def test_a_configured_server_that_failed_stays_failed_when_its_process_is_forgotten() -> None:
+    """The collector forgets an ended start after `retention`; its failure stands for a day."""
+    feed = started(Feed())
+    feed.root, feed.dead = False, {"TP0", "TP1"}
+    feed.look(5.0)
+    absent = server(started_at=0.0, starts=0, processes=())
+
+    seen = [feed.verdict(5.0)]
+    for t in (700.0, 705.0, 5000.0):
+        feed.timeline.see([absent], t)
+        feed.timeline.put([signals.SERVER_STARTS.read(1, "s")], t, 5.0)
+        seen.append(feed.verdict(t))
+    for t in (FAILED_KEPT_SECONDS + 10.0, FAILED_KEPT_SECONDS + 20.0):
+        feed.episodes.tick(t, WALL + t)
+        feed.timeline.see([absent], t)
+        feed.timeline.put([signals.SERVER_STARTS.read(1, "s")], t, 5.0)
+
+    assert {(verdict.state, verdict.reason, verdict.since) for verdict in seen} == {("failed", "exited", 5.0)}
+    assert feed.verdict(FAILED_KEPT_SECONDS + 20.0).state == "gone"
+
+
 def test_restart_loops_under_ever_new_names_are_bounded() -> None:
     feed = Feed(ranks=())
     for number in range(3 * MOST_ENDED):

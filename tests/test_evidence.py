@@ -414,7 +414,7 @@ def test_how_a_server_ended_is_remembered_when_nothing_is_left_to_be_read() -> N
     silent = evidence(SILENT, LOOK + 5000.0)
     assert (silent.scope_alive, silent.stopping, silent.ends_orderly) == (True, False, False)
     nothing = evidence(looked(), LOOK)
-    assert (nothing.scope_alive, nothing.stopping) == (None, False)
+    assert (nothing.scope_alive, nothing.stopping) == (None, None)
 
 
 def test_a_kill_on_the_node_is_an_age() -> None:

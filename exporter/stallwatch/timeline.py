@@ -118,6 +118,8 @@ class Timeline:
     def see(self, servers: Iterable[Server], at: float) -> None:
         """Discovery's present picture of the servers."""
         for server in servers:
+            if server.starts == 0 and server.name in self._servers:
+                continue  # a configured server that has no process: what its last start came to is not over yet
             timeline = self._begin(server.name, server.started_at, at)
             if timeline is not None:
                 timeline.server = server

@@ -134,11 +134,13 @@ def _fatal_before_shutdown(evidence: Evidence) -> bool:
 def exited(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """The first process is gone without a word: a failure before ready, an end after (we see no exit code).
 
-    Together with its container, unit, job step or session it was ended by whoever ended that.
+    Together with its container, unit, job step or session it was ended by whoever ended that; unless its unit is
+    known to have failed by itself.
     """
     if evidence.root_gone_age is None:
         return None
-    if evidence.fatal_age is None and (_may_have_been_done(evidence) or evidence.scope_alive is False):
+    ended_with_scope = evidence.scope_alive is False and evidence.stopping is not False
+    if evidence.fatal_age is None and (_may_have_been_done(evidence) or ended_with_scope):
         return Finding("gone")
     if evidence.scope_alive and evidence.root_gone_age < SCOPE_GRACE_SECONDS:
         return None

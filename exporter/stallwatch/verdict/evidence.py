@@ -56,7 +56,7 @@ class Evidence:
     autotune_open: bool = False
     root_gone_age: float | None = None
     scope_alive: bool | None = None  # its container, unit, job step or session; None: in none, or not known
-    stopping: bool = False  # somebody stops its unit or container
+    stopping: bool | None = None  # somebody stops its unit or container; False: it ended or failed by itself
     shutdown_age: float | None = None
     deaths: tuple[tuple[float, str], ...] = ()  # (age, rank), oldest first
     oom_age: float | None = None  # since the kernel last killed a process of the node for memory
@@ -97,7 +97,7 @@ class Evidence:
     @property
     def ends_orderly(self) -> bool:
         """The server said that it ends, or somebody stops its unit or container."""
-        return self.shutdown_age is not None or self.stopping
+        return self.shutdown_age is not None or self.stopping is True
 
     @property
     def rank_count(self) -> int:
@@ -119,7 +119,7 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
     return Evidence(
         role=server.role if server else "server",
         nnodes=server.nnodes if server else 1,
-        known=_value(timeline, now, signals.SERVER_STARTS, fresh=False) != 0,
+        known=(server is None or server.starts != 0) and _value(timeline, now, signals.SERVER_STARTS, fresh=False) != 0,
         ready=ready,
         phase="ready" if ready and startup.phase != "stopped" else startup.phase,
         phase_age=now - max(startup.phase_since, timeline.anchor),
@@ -135,7 +135,7 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
         autotune_open=bool(startup.open_autotunes),
         root_gone_age=_age(now, timeline.root_gone_at),
         scope_alive=_is_one(_value(timeline, now, signals.SERVER_SCOPE_ALIVE, fresh=False)),
-        stopping=_value(timeline, now, signals.SERVER_STOPPING, fresh=False) == 1,
+        stopping=_is_one(_value(timeline, now, signals.SERVER_STOPPING, fresh=False)),
         shutdown_age=_age(now, startup.shutdown_at),
         deaths=tuple((now - at, rank) for at, rank in timeline.deaths),
         oom_age=_age(now, timeline.oom_killed_at),
