@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from . import serving, startup, traps
-from .stage import INTERVAL, Stage
+from . import edges, serving, startup, traps
+from .stage import INTERVAL, Doing, Stage
 
 SLOW = 30.0
 """Interval of recordings of hours."""
+
+SCRAPE = 15.0
+"""Interval of recordings that were rebuilt from Prometheus."""
 
 Play = Callable[[Stage], None]
 
@@ -204,6 +207,74 @@ CASES: Mapping[str, Play] = {
     "fatal-echoed": partial(traps.fatal_line, others_move=True),
     "neighbour-loads": traps.neighbour_loads,
     "neighbour-loads-both-well": partial(traps.neighbour_loads, hangs=False),
+    # --- edges ----------------------------------------------------------------------------------------------
+    "half-a-mib-a-minute": partial(edges.trickle, doing=Doing(storage=0.5 / 60), moves=False),
+    "one-and-a-half-mib-a-minute": partial(edges.trickle, doing=Doing(storage=1.5 / 60), moves=True),
+    "ten-major-faults-a-minute": partial(edges.trickle, doing=Doing(major=0.2), moves=False),
+    "thirty-major-faults-a-minute": partial(edges.trickle, doing=Doing(major=0.5), moves=True),
+    "memory-grows-10-mib-a-minute": partial(edges.trickle, doing=Doing(resident=10 / 60), moves=False),
+    "memory-grows-20-mib-a-minute": partial(edges.trickle, doing=Doing(resident=20 / 60), moves=True),
+    "memory-falls-20-mib-a-minute": partial(edges.trickle, doing=Doing(resident=-20 / 60), moves=True),
+    "writes-10-mib-a-minute": partial(edges.trickle, doing=Doing(written=10 / 60), moves=False),
+    "writes-20-mib-a-minute": partial(edges.trickle, doing=Doing(written=20 / 60), moves=True),
+    "reads-5-mib-a-minute": partial(edges.trickle, doing=Doing(read=5 / 60), moves=False),
+    "reads-10-mib-a-minute": partial(edges.trickle, doing=Doing(read=10 / 60), moves=True),
+    "children-at-3-percent": partial(edges.children, cores=0.03),
+    "children-at-6-percent": partial(edges.children, cores=0.06),
+    "rank-at-3-percent": partial(edges.busy, cores=0.03),
+    "rank-at-6-percent": partial(edges.busy, cores=0.06),
+    "rank-at-6-percent-and-a-bar": partial(edges.busy, cores=0.06, bars=True),
+    "bursts-end": partial(edges.bursts, burst=0.0),
+    "bursts": edges.bursts,
+    "spinning-barrier-hangs": edges.spinning_barrier,
+    "spinning-barrier": partial(edges.spinning_barrier, mib=2),
+    "threads-unreadable": edges.threads_unreadable,
+    "threads-unreadable-and-loads": partial(edges.threads_unreadable, loads=True),
+    "scraped-deadlock": edges.scraped,
+    "scraped-phantom": partial(edges.scraped, reads_on=True),
+    "stands-in-spawned": partial(edges.stands_in, where="spawned"),
+    "stands-in-spawned-220s": partial(edges.stands_in, where="spawned", seconds=220),
+    "stands-in-distributed-init": partial(edges.stands_in, where="distributed_init"),
+    "stands-in-distributed-init-220s": partial(edges.stands_in, where="distributed_init", seconds=220),
+    "stands-in-memory-pool": partial(edges.stands_in, where="memory_pool"),
+    "stands-in-memory-pool-220s": partial(edges.stands_in, where="memory_pool", seconds=220),
+    "stands-in-listening": partial(edges.stands_in, where="listening"),
+    "stands-in-listening-220s": partial(edges.stands_in, where="listening", seconds=220),
+    "autotune-closed": edges.autotune_closed,
+    "autotune-closed-by-compile": partial(edges.autotune_closed, event="compile_end"),
+    "autotune-closed-220s": partial(edges.autotune_closed, seconds=220),
+    "autotune-closed-by-compile-220s": partial(edges.autotune_closed, event="compile_end", seconds=220),
+    "after-a-slow-counter": edges.after_a_slow_counter,
+    "after-a-slow-counter-220s": partial(edges.after_a_slow_counter, seconds=220),
+    "blind-and-stuck": partial(edges.blind_for_a_while, loads=False),
+    "blind-and-loads": edges.blind_for_a_while,
+    "engine-dies": edges.engine_dies,
+    "engine-ends": partial(edges.engine_dies, says_so=True),
+    "launcher-dies": edges.launcher_dies,
+    "launcher-ends": partial(edges.launcher_dies, says_so=True),
+    "follower-rank-dies": edges.follower_rank_dies,
+    "follower-rank-lives": partial(edges.follower_rank_dies, dies=False),
+    "fatal-then-death": edges.fatal_then_death,
+    "fatal-then-nothing": partial(edges.fatal_then_death, dies=False),
+    "restart-loop": edges.restart_loop,
+    "restart-loop-in-order": partial(edges.restart_loop, in_order=True),
+    "owed-after-idle-hangs": partial(edges.owed_after_idle, seconds=None),
+    "owed-after-idle": edges.owed_after_idle,
+    "requests-on-and-off": edges.requests_on_and_off,
+    "queued-and-none-runs": partial(edges.queued, waiting=4),
+    "queue-empty": partial(edges.queued, waiting=0),
+    "running-without-counters": edges.without_counters,
+    "prefill-chunks-end": partial(edges.prefill_in_chunks, comes=False),
+    "prefill-in-chunks": edges.prefill_in_chunks,
+    "stopped-while-owing": partial(edges.stopped_while_idle, owed=1),
+    "stopped-while-idle": edges.stopped_while_idle,
+    "debugger-while-serving": partial(edges.held_while_serving, signal="rank_traced", rank="TP1"),
+    "debugger-while-idle": partial(edges.held_while_serving, signal="rank_traced", rank="TP1", owed=0),
+    "frozen-while-serving": partial(edges.held_while_serving, signal="server_frozen"),
+    "frozen-while-idle": partial(edges.held_while_serving, signal="server_frozen", owed=0),
+    "exporter-paused-serving-hangs": partial(edges.paused_while_serving, seconds=None),
+    "exporter-paused-serving": edges.paused_while_serving,
+    "ready-by-health": edges.ready_by_health,
 }
 
 OF_HOURS = {
@@ -217,6 +288,7 @@ def make(case: str) -> Stage:
     """Play a case.  Its seed is the story's name: a twin gets the noise of its hang."""
     play = CASES[case]
     story = play.func if isinstance(play, partial) else play
-    stage = Stage(seed=story.__name__, interval=SLOW if case in OF_HOURS else INTERVAL)
+    interval = SLOW if case in OF_HOURS else SCRAPE if case.startswith("scraped-") else INTERVAL
+    stage = Stage(seed=story.__name__, interval=interval)
     play(stage)
     return stage

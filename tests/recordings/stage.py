@@ -117,8 +117,8 @@ class Process:
     def waits(self) -> dict[str, int]:
         """Threads by class; a class once seen stays, with 0."""
         wait = self.doing.wait
-        if wait == "stopped":
-            now = {"stopped": self.threads}
+        if wait in ("stopped", "unreadable"):
+            now = {wait: self.threads}
         elif self.threads == 1:
             now = {wait: 1}
         else:
@@ -190,6 +190,7 @@ class Server:
     starts: int = 1
     started_at: float = WALL
     storage_readable: bool = True
+    is_read: bool = True  # False: nothing of its processes is read
     is_scraped: bool = False  # rebuilt from what was scraped: everything is read at every look
 
     @property
@@ -265,7 +266,7 @@ class Server:
     def readings(self, t: float) -> Iterator[list[Any]]:
         """Everything that is read about it at `t`."""
         yield from self._of_server(t)
-        for process in self.processes.values():
+        for process in self.processes.values() if self.is_read else ():
             yield from self._of_process(process, t)
         for number, card in enumerate(self.cards):
             for signal, labels, value in card.readings(self.name, 4000 + number):
@@ -279,14 +280,14 @@ class Server:
         for kind, number in (("compiler", self.compilers), ("other", self.other_children)):
             yield ["server_child_processes", {**own, "kind": kind}, number]
             yield ["server_child_cpu_seconds_total", {**own, "kind": kind}, _rounded(self.child_cpu[kind])]
-        if _is_due(t, PORTS_EVERY) and "port_listening" not in {name for name, _ in self.gauges}:
+        if _is_due(t, PORTS_EVERY, self.stage.interval) and "port_listening" not in {name for name, _ in self.gauges}:
             yield ["port_listening", {**own, "port": "8000"}, int(self.listens)]
-        for series in (self.gauges, self.health if _is_due(t, HEALTH_EVERY) else {}):
+        for series in (self.gauges, self.health if _is_due(t, HEALTH_EVERY, self.stage.interval) else {}):
             for (signal, labels), value in series.items():
                 read = [None, value] if isinstance(value, str) else [_rounded(value)]
                 yield [signal, {**own, **json.loads(labels)}, *read]
         for (signal, labels), value in self.counters.items():
-            if self.is_scraped or signal != "health_timeouts_total" or _is_due(t, HEALTH_EVERY):
+            if self.is_scraped or signal != "health_timeouts_total" or _is_due(t, HEALTH_EVERY, self.stage.interval):
                 yield [signal, {**own, **json.loads(labels)}, int(value + 1e-6)]
 
     def _of_process(self, process: Process, t: float) -> Iterator[list[Any]]:
@@ -300,10 +301,11 @@ class Server:
                 yield [signal, {**labels, **more}, _rounded(value)]
             else:
                 yield [signal, {**labels, **more}, None, "permission"]
-        if _is_due(t, THREADS_EVERY):
+        if _is_due(t, THREADS_EVERY, self.stage.interval):
             for wait, number in process.waits().items():
                 yield ["threads", {**labels, "wait": wait}, number]
-            yield ["main_thread", {**labels, "wait": process.doing.wait}, 1]
+            if process.doing.wait != "unreadable":
+                yield ["main_thread", {**labels, "wait": process.doing.wait}, 1]
 
 
 _FROM_IO = ("process_storage_read_bytes_total", "process_read_bytes_total", "process_written_bytes_total")
@@ -327,8 +329,9 @@ def _rounded(value: float) -> float:
     return round(value, 2) if value % 1 else int(value)
 
 
-def _is_due(t: float, every: float) -> bool:
-    return t % every < 1e-6
+def _is_due(t: float, every: float, interval: float) -> bool:
+    """Whether a source looks at `t`; never more often than everything is looked at."""
+    return t % max(every, interval) < 1e-6
 
 
 @dataclass(frozen=True, slots=True)
