@@ -15,6 +15,7 @@ from stallwatch import signals
 from stallwatch.catalogue import derived_signals, read_signals
 from stallwatch.cli import main
 from stallwatch.config import Config, Thresholds
+from stallwatch.frameworks import Framework
 from stallwatch.model import FRONTEND
 from stallwatch.recording import Header, Reader, known_names, told_servers
 from stallwatch.replay import Replay, lines_of, replay_file
@@ -74,13 +75,15 @@ class Scribe:
         for line in (header, *sorted(self.lines, key=lambda line: line["t"])):
             yield json.dumps(line).encode() + b"\n"
 
-    def play(self, config: Config | None = None) -> tuple[Replay, dict[str, Any]]:
+    def play(
+        self, config: Config | None = None, frameworks: tuple[Framework, ...] | None = ()
+    ) -> tuple[Replay, dict[str, Any]]:
         """The finished replay, and what it says of `s`."""
         text = list(self.text())
         records = Reader("a.jsonl", known_names(read_signals(), derived_signals())).read(text)
         header = next(records)
         assert isinstance(header, Header)
-        run = Replay(header, frozenset(told_servers(text)), config, ())
+        run = Replay(header, frozenset(told_servers(text)), config, frameworks)
         for record in records:
             run.take(record)
         found = {server["server"]: server for server in run.finish()}
@@ -478,6 +481,19 @@ def test_a_source_that_looks_rarely_is_not_stale_in_between() -> None:
 
     assert "unknown" not in [state for _, state in scribe.states()]
     assert scribe.states()[-1][1] == "stalled"
+
+
+@pytest.mark.parametrize(("facts", "ready"), [({"role": "embedded"}, True), ({"node_rank": 1}, True), ({}, False)])
+def test_followers_and_embedded_engines_are_ready_after_their_last_marker(facts: dict[str, Any], ready: bool) -> None:
+    """As the framework says, which is read when a recording has such a server."""
+    scribe = Scribe(facts={**facts, "nnodes": 2})
+    scribe.say(1.0, "load_end", "TP0")
+    scribe.say(6.0, "capture_end", "TP0")
+    scribe.looks(0.0, 20.0)
+
+    run, _ = scribe.play(frameworks=None)
+
+    assert (run.timeline.of("s").startup.phase == "ready") is ready  # type: ignore[union-attr]
 
 
 # --- thresholds --------------------------------------------------------------------------------------------

@@ -286,9 +286,10 @@ def _run_replay(arguments: argparse.Namespace) -> int:
     from .frameworks import load_frameworks
     from .replay import replay
 
-    frameworks, file = load_frameworks(), getattr(arguments, "config.file")
-    config = load_config(file, tuple(framework.name for framework in frameworks)) if file is not None else None
-    return replay(arguments.files, config, frameworks, arguments.format)
+    file, config = getattr(arguments, "config.file"), None
+    if file is not None:
+        config = load_config(file, tuple(framework.name for framework in load_frameworks()))
+    return replay(arguments.files, config, None, arguments.format)
 
 
 def _run_frameworks(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +20,8 @@ from .clock import Clock
 from .config import Config, Thresholds
 from .daemon import ready_markers
 from .episodes import Episodes
-from .frameworks import Framework
-from .model import FRONTEND, FRONTEND_NAMES, Event, Reading, Verdict
+from .frameworks import Framework, load_frameworks
+from .model import FRONTEND, FRONTEND_NAMES, Event, Reading, Server, Verdict
 from .presentation import BAD_STATES, REASON_WORDS, duration
 from .printable import printable
 from .recording import (
@@ -53,9 +53,11 @@ _PROCESS = "process_"
 _THREADS = (signals.THREADS.name, signals.MAIN_THREAD.name)
 
 Json = dict[str, Any]
+Frameworks = tuple[Framework, ...] | None
+"""None: those that are shipped, read only when a server needs them (that takes longer than judging ten minutes)."""
 
 
-def replay(files: Sequence[str], config: Config | None, frameworks: tuple[Framework, ...], output: str) -> int:
+def replay(files: Sequence[str], config: Config | None, frameworks: Frameworks, output: str) -> int:
     """Print what the verdicts would have been; exit code 1 when any ends stalled or failed, else 0.
 
     `config` None: the thresholds that a recording's header names, else the defaults.
@@ -66,7 +68,7 @@ def replay(files: Sequence[str], config: Config | None, frameworks: tuple[Framew
     return int(any(state in BAD_STATES for state in finals))
 
 
-def replay_file(file: str, config: Config | None, frameworks: tuple[Framework, ...]) -> Json:
+def replay_file(file: str, config: Config | None, frameworks: Frameworks) -> Json:
     """The verdicts of one recording.  InputError names file and line of the first mistake."""
     talkative = told_servers(lines_of(file))
     reader = Reader(file, known_names(read_signals(), derived_signals()))
@@ -74,7 +76,7 @@ def replay_file(file: str, config: Config | None, frameworks: tuple[Framework, .
 
 
 def replay_lines(
-    lines: Iterable[Line], talkative: Iterable[str], config: Config | None, frameworks: tuple[Framework, ...]
+    lines: Iterable[Line], talkative: Iterable[str], config: Config | None, frameworks: Frameworks
 ) -> list[Json]:
     """The records of a Reader, judged.  `talkative`: the servers of which there is any event or line."""
     records = iter(lines)
@@ -126,6 +128,7 @@ class Route:
 
 
 _NODE = Route()
+_NO_MARKERS: Mapping[str, tuple[str, ...]] = {"": ()}
 _DEFAULTS = Thresholds()
 _NEVER_JUDGED = Verdict("unknown", "no_evidence", 0.0)
 
@@ -134,12 +137,14 @@ class Replay:
     """Feeds one recording to a timeline, ticks once per interval, and keeps every change of verdict."""
 
     def __init__(
-        self, header: Header, talkative: frozenset[str], config: Config | None, frameworks: tuple[Framework, ...]
+        self, header: Header, talkative: frozenset[str], config: Config | None, frameworks: Frameworks
     ) -> None:
         self._header, self._talkative, self._config = header, talkative, config
         self._servers: dict[str, Told] = {}
         self._routes: dict[Series, Route] = {}
-        self.timeline = Timeline(self._thresholds_of, ready_markers(frameworks))
+        self._frameworks = frameworks
+        self._markers = ready_markers(frameworks or ()) or dict(_NO_MARKERS)  # filled later, where they are not known
+        self.timeline = Timeline(self._thresholds_of, self._markers)
         self._episodes = Episodes(self.timeline, self._thresholds_of, (config or Config()).retention)
         self._clock = Clock(header.interval_seconds)
         self._ticks = 0  # the next tick is after this many intervals
@@ -249,10 +254,17 @@ class Replay:
 
     def _learn(self, servers: Iterable[RecordedServer]) -> None:
         for recorded in servers:
+            self._know_markers(recorded.server)
             name = recorded.server.name
             told = self._servers.setdefault(name, Told(name, recorded, name in self._talkative))
             if told.recorded is not recorded:
                 told.recorded, told.is_begun = recorded, False
+
+    def _know_markers(self, server: Server) -> None:
+        """Followers and embedded engines are ready after the last marker of their framework."""
+        if self._frameworks is None and (server.role == "embedded" or server.node_rank > 0):
+            self._frameworks = load_frameworks()
+            self._markers.update(ready_markers(self._frameworks))
 
     def _server(self, name: str) -> Told:
         if name not in self._servers:
