@@ -1,7 +1,7 @@
 """An hour of a server of 8 ranks, replayed: `python -m bench.replay` prints one JSON object.
 
-`seconds` and `cpu_seconds` are those of the whole command, parsing included (best of three; to stay below 2).  CPU per server and tick is that of
-timeline and verdict alone, without parsing, early and late in the hour: it must not grow.
+`seconds` and `cpu_seconds` are those of the whole command, parsing included (best of three; to stay below 2).  CPU per
+server and tick is that of timeline and verdict alone, without parsing, early and late in the hour: it must not grow.
 """
 
 from __future__ import annotations
