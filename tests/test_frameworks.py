@@ -14,7 +14,7 @@ import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from stallwatch.frameworks import FIELDS, Framework, Pattern, decimal_number, load_frameworks, rank_name
+from stallwatch.frameworks import FIELDS, Framework, Pattern, load_frameworks, quantity, rank_name
 from stallwatch.parse import format_text, parse_files
 from stallwatch.sources.log_lines import Hit, LogScanner
 from stallwatch.strict_yaml import InputError
@@ -118,7 +118,7 @@ def test_no_number_in_any_known_line_stops_the_reader(name: str, runs: list[str 
     + [(text, None) for text in (None, "", ".", "1.2.3", "9" * 400, "\u0663", "1e9", "nan", "inf", "-1", " 1")],
 )
 def test_a_figure_is_a_plain_decimal_or_none(text: str | None, number: float | None) -> None:
-    assert decimal_number(text) == number
+    assert quantity(text) == number
 
 
 @pytest.mark.parametrize(("framework", "line"), list(lines("silent")))

@@ -41,6 +41,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.discovery": "model frameworks",
     "sources.endpoints": "model signals config frameworks sources sources.connections sources.http_probe",
     "sources.http_probe": ". sources.connections",
+    "sources.log_kind": "frameworks sources.log_lines",
     "sources.log_lines": "model startup frameworks config",
     "sources.log_places": "model",
     "sources.log_tail": "model",
@@ -84,7 +85,7 @@ ALLOWED: Mapping[str, str] = {
     "web": ". model descriptors config printable exposition presentation",
     # On top of all.
     "log_format": "",
-    "parse": "model strict_yaml startup config frameworks sources.log_lines",
+    "parse": "model strict_yaml startup config frameworks sources.log_kind sources.log_lines",
     "assembly": "model strict_yaml config frameworks sources sources.logs sources.processes sources.table daemon poller"
     " memory",
     "catalogue": "model signals sources.table daemon exposition",

@@ -341,16 +341,16 @@ def test_a_server_is_found_by_its_command_and_not_by_a_shell_or_a_child_with_the
 
 
 def test_a_program_that_is_no_python_is_found_by_its_command(tmp_path: Path) -> None:
-    match = Match(command=re.compile("llama-server"))
+    match = Match(command=re.compile("own-server"))
     node = configured(tmp_path, ConfiguredServer("llama", match))
-    node.tree.add(100, "/opt/llama-server -m x.gguf", comm="llama-server")
+    node.tree.add(100, "/opt/own-server -m x.gguf", comm="llama-server")
 
     assert node.look().server.root.pid == 100
 
 
 def test_a_server_is_found_by_its_pid_file_below_the_root(tmp_path: Path) -> None:
     node = configured(tmp_path, ConfiguredServer("mine", Match(pid_file="/run/llm.pid")))
-    node.tree.add(100, "llama-server", comm="llama-server")
+    node.tree.add(100, "own-server", comm="llama-server")
     before = node.look().server.starts
     (tmp_path / "run").mkdir()
     (tmp_path / "run/llm.pid").write_text("not yet")

@@ -21,6 +21,7 @@ from typing import Any
 
 from .config import Limits
 from .frameworks import Framework, whole_number
+from .sources.log_kind import FALLBACK, recognise
 from .sources.log_lines import Batch, Hit, LogScanner, parse_time, seconds_between
 from .startup import PROGRESS_EVENTS, Startup
 from .strict_yaml import InputError
@@ -33,7 +34,6 @@ MAX_ERRORS = 1000
 NOVEL_IN_A_ROW = 10
 """Unknown lines of new shapes show progress only so many times in a row: they are weak evidence."""
 SCHEMA = 1
-FALLBACK = "generic"
 
 _TEXT_CONTROL = frozenset(b"\t\n\r\x08\x0b\x0c\x1b\0")
 _GZIP = b"\x1f\x8b"
@@ -69,7 +69,7 @@ def _parse_file(
         blocks = _blocks(stream, name)
         if chosen is None:
             sample, blocks = _sample(blocks)
-            chosen = _recognise(sample, frameworks)
+            chosen = recognise(sample, tuple(frameworks.values())).framework
         account = _Account(chosen)
         for block in blocks:
             account.read(block)
@@ -142,24 +142,6 @@ def _sample(blocks: Iterator[bytes]) -> tuple[list[bytes], Iterator[bytes]]:
     while sum(map(len, sample)) < SAMPLE_BYTES and (block := next(blocks, None)) is not None:
         sample.append(block)
     return sample, chain(sample, blocks)
-
-
-def _recognise(sample: list[bytes], frameworks: dict[str, Framework]) -> Framework:
-    """The framework with the most kinds of lines of its own in the sample; none at all: the fallback."""
-
-    def kinds(framework: Framework) -> tuple[int, int]:
-        scanner = LogScanner(framework, track_shapes=False, numbered=True)
-        for block in sample:
-            scanner.feed(block)
-        scanner.finish()
-        own = {event: count for event, count in scanner.events.items() if event not in ("access", "error", "fatal")}
-        return len(own), sum(own.values())
-
-    scores = {name: kinds(one) for name, one in frameworks.items() if name != FALLBACK}
-    best = max(scores, key=lambda name: scores[name], default="")
-    if best and scores[best] > (0, 0):
-        return frameworks[best]
-    return frameworks.get(FALLBACK) or next(iter(frameworks.values()))
 
 
 # --- one file ------------------------------------------------------------------------------------------
@@ -292,7 +274,7 @@ class _Account:
 
     def _time_of(self, line: bytes) -> float | None:
         prefix = self.framework.prefix.match(line[:400].decode("utf-8", "replace"))
-        stamp = prefix["time"] if prefix and "time" in self.framework.prefix.groupindex else None
+        stamp = self.framework.prefix_group(prefix, "time")
         return parse_time(stamp) if stamp else None
 
     # --- the document ----------------------------------------------------------------------------------

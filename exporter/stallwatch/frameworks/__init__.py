@@ -2,6 +2,7 @@
 
 One file per framework: how to recognise its processes, what its arguments mean, where to ask it, and what its
 log lines say.  `common.yaml` is no framework: its patterns (torch, NCCL, CUDA, tracebacks) hold for all.
+A file that `extends` another adds its own to what that one says: the same engine inside another program.
 A wrong file is an InputError with file, line and key.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -51,16 +52,39 @@ METRICS = (
 )
 NUMBER_FIELDS = ("done", "total", "ratio", "percent", "running", "waiting", "generation_tokens_per_second")
 """Named groups that become fields of the event; `percent` becomes `ratio`."""
+DOTS = "dots"
+"""Named group of a bar drawn as dots, one for each hundredth: their number becomes `ratio`."""
 NAMING_FIELDS = ("rank", "dp", "pp", "tp", "version", "tp_size", "pp_size", "dp_size")
 """Named groups about the server itself: which rank wrote the line, sizes of its groups, its version."""
-FIELDS = NUMBER_FIELDS + NAMING_FIELDS
-PREFIX_GROUPS = ("time", "parts", "rank", "pid", "level", "uvicorn", "engine")
+FIELDS = (*NUMBER_FIELDS, DOTS, *NAMING_FIELDS)
+PREFIX_GROUPS = ("time", "mark", "parts", "rank", "pid", "level", "uvicorn", "engine", "relay")
+"""Named groups of a prefix; the same with `_2` … where it has several forms.
+
+`mark`: the framework's own sign where it prints no time.  `relay`: another program hands the line on and folds
+equal lines of several ranks into one.
+"""
 PREFIX_NEEDS = ("own", "uvicorn", "any")
 SPEAKERS = ("every", "first", "first_classic")
+CLOCKS = ("collective", "load_barrier", "warmup")
+"""Time-outs of the servers themselves that begin with a line of their log."""
 
 _CALM = ("DEBUG", "INFO")
 """No server tells of its trouble at these levels: words of trouble in such a line are an echo."""
-_DECIMAL = re.compile(r"[0-9]{1,18}(?:\.[0-9]{0,18})?")
+_LEVELS = {
+    "V": "DEBUG",
+    "D": "DEBUG",
+    "I": "INFO",
+    "W": "WARNING",
+    "E": "ERROR",
+    "F": "CRITICAL",
+    "TRACE": "DEBUG",
+    "WARN": "WARNING",
+    "FATAL": "CRITICAL",
+}
+"""Other spellings of a level."""
+_NUMBERED = re.compile(r"(\w+?)_\d")
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|[0-9]{1,3}(?:,[0-9]{3}){1,5})([kKMGTP]?)(i?)B?")
+_POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _PARTS = re.compile(r"([A-Z]+(?:_[A-Z]+)*)(\d{1,5})(?!\d)")
 
 Role = Literal["main", "engine", "rank", "worker", "detokenizer", "controller"]
@@ -72,10 +96,14 @@ class Title:
     """A process title (command line joined by spaces) and what that process is.
 
     Groups: `parts` holds the rank's dimensions ("_DP0_TP3", may be empty), `engine` an engine's number.
+    `rank_from`: variables of the environment that hold the rank's number, where the title does not name it.
+    `shared`: other programs have the same title; it counts only below a server that is known otherwise.
     """
 
     pattern: re.Pattern[str]
     role: Role
+    rank_from: tuple[str, ...] = ()
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +133,10 @@ class Pattern:
     `first_classic` = the same until a line with `every_rank` was seen.  `bulk`: frequent after ready, then
     counted, and only the last one read.  `proves_ready`: an access line that a server gives only once it is ready.
     `again`: the event instead, when the same rank writes the line a second time in one start.
+    `versions`: the examined releases that print it.  They are for people and for the tests: every pattern is tried
+    on every log, which need not print its version.  `silent_seconds`: how long a healthy start was seen to be
+    silent behind this line.  `timeout_seconds`: after how long the server itself gives up, by its default, counted
+    from this line; `clock` names that time-out.  0 = not known.
     """
 
     event: str
@@ -118,7 +150,10 @@ class Pattern:
     proves_ready: bool = False
     every_rank: bool = False
     again: str = ""
-    versions: str = ""
+    versions: tuple[str, ...] = ()
+    silent_seconds: float = 0.0
+    timeout_seconds: float = 0.0
+    clock: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +174,8 @@ class Framework:
     `entry_points`: argv heads without interpreter and directories ("vllm serve", "-m sglang.launch_server").
     `comms`: beginnings of the comm (at most 15 bytes) of its processes besides python.
     `embedded_ready`: events after which an engine inside another program, or a follower, is ready.
+    `releases`: what was examined, oldest first.  `extends`: the framework whose file this one adds to.
+    `single_process`: its first process runs the model itself, on all cards: that one is the rank TP0.
     """
 
     name: str
@@ -151,6 +188,10 @@ class Framework:
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     access: Access = Access()
     embedded_ready: tuple[str, ...] = ()
+    releases: tuple[str, ...] = ()
+    extends: str = ""
+    single_process: bool = False
+    own: frozenset[Pattern] = frozenset()
 
     @property
     def default_port(self) -> int:
@@ -178,9 +219,23 @@ class Framework:
     def metrics_default(self) -> bool:
         return self.access.metrics_default
 
+    @cached_property
+    def _groups(self) -> Mapping[str, tuple[str, ...]]:
+        """What a prefix says -> the groups that say it, one for each form of the prefix."""
+        found: dict[str, tuple[str, ...]] = {}
+        for group in self.prefix.groupindex:
+            name = _group_of(group)
+            found[name] = (*found.get(name, ()), group)
+        return found
+
     def prefix_group(self, prefix: re.Match[str] | None, name: str) -> str | None:
         """A group of a matched prefix; None when the framework prints no such part, or not here."""
-        return prefix[name] if prefix and name in self.prefix.groupindex else None
+        if prefix is None:
+            return None
+        for group in self._groups.get(name, ()):
+            if (text := prefix[group]) is not None:
+                return _LEVELS.get(text, text) if name == "level" else text
+        return None
 
     def fits(self, pattern: Pattern, prefix: re.Match[str] | None, message: str) -> re.Match[str] | None:
         """Match a message, read behind `prefix`, with one pattern, its demands on the prefix included."""
@@ -188,12 +243,16 @@ class Framework:
             uvicorn = self.prefix_group(prefix, "uvicorn") is not None
             if pattern.prefix == "uvicorn" and not uvicorn:
                 return None
-            if pattern.prefix == "own" and (uvicorn or not self.prefix_group(prefix, "time")):
+            if pattern.prefix == "own" and (uvicorn or not self.is_own(prefix)):
                 return None
         level = self.prefix_group(prefix, "level")
         if (pattern.level and level not in pattern.level) or (pattern.kind and level in _CALM):
             return None
         return pattern.regex.match(message)
+
+    def is_own(self, prefix: re.Match[str] | None) -> bool:
+        """Whether a line begins as the framework's logger writes it: with a time, or with its mark."""
+        return bool(self.prefix_group(prefix, "time") or self.prefix_group(prefix, "mark"))
 
     @cached_property
     def by_literal(self) -> Mapping[bytes, tuple[int, ...]]:
@@ -210,9 +269,18 @@ def whole_number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and len(text) <= 9 else None
 
 
-def decimal_number(text: str | None) -> float | None:
-    """A figure that foreign text prints, as `whole_number`: "12", "12.5"; never infinite, None for "1.2.3"."""
-    return float(text) if text and _DECIMAL.fullmatch(text) else None
+def quantity(text: str | None) -> float | None:
+    """A figure of a counter: "12", "1,024", "1.2G" of 1,000 each, "3.5GiB" of 1,024 each.  None when it is none."""
+    match = _QUANTITY.fullmatch(text) if text else None
+    if match is None:
+        return None
+    return float(match[1].replace(",", "")) * float(1024 if match[3] else 1000) ** _POWERS[match[2]]
+
+
+def _group_of(name: str) -> str:
+    """`time` of `time` and of `time_2`."""
+    match = _NUMBERED.fullmatch(name)
+    return match[1] if match else name
 
 
 def rank_name(parts: str) -> str:
@@ -230,10 +298,18 @@ def load_frameworks(folder: Path | None = None) -> tuple[Framework, ...]:
     common: tuple[Pattern, ...] = ()
     if (folder / COMMON).exists():
         top = _top(folder / COMMON)
-        common = _patterns(top, PREFIX_GROUPS)
+        common = _patterns(top, PREFIX_GROUPS, ())
         top.finish()
-    frameworks = [_framework(path) for path in sorted(folder.glob("*.yaml")) if path.name != COMMON]
-    return tuple(replace(one, patterns=_ordered(one.patterns + common)) for one in frameworks)
+    paths = {
+        path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem) if path.name != COMMON
+    }
+    bases: dict[str, Framework] = {}
+    for extending in (False, True):
+        for path in paths.values():
+            top = _top(path)
+            if ("extends" in top) == extending:
+                bases[path.stem] = _framework(path, top, common, {} if not extending else bases)
+    return tuple(bases[name] for name in paths)
 
 
 def _ordered(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
@@ -248,27 +324,49 @@ def _top(path: Path) -> Section:
     return top
 
 
-def _framework(path: Path) -> Framework:
-    top = _top(path)
-    prefix = top.expression("prefix", "")
-    assert prefix is not None  # noqa: S101  a default was given
-    for name in prefix.groupindex:
-        if name not in PREFIX_GROUPS:
-            raise top.wrong("prefix", f"group {name!r} is unknown; allowed are {', '.join(PREFIX_GROUPS)}")
+def _framework(path: Path, top: Section, common: tuple[Pattern, ...], bases: Mapping[str, Framework]) -> Framework:
+    base = _base(top, bases)
+    releases = base.releases if base else top.texts("releases")
+    prefix = _prefix(top, base)
+    own = _patterns(top, tuple(map(_group_of, prefix.groupindex)), releases)
     framework = Framework(
         name=path.stem,
         title=top.text("title"),
         prefix=prefix,
-        patterns=_patterns(top, tuple(prefix.groupindex)),
+        patterns=_ordered(own + (base.patterns if base else common)),
         entry_points=top.texts("entry_points"),
         comms=_comms(top),
         titles=tuple(_title(section) for section in top.sections("titles")),
-        arguments=_arguments(top),
+        arguments={**(base.arguments if base else {}), **_arguments(top)},
         access=_access(top),
-        embedded_ready=_events(top, "embedded_ready"),
+        embedded_ready=_events(top, "embedded_ready") or (base.embedded_ready if base else ()),
+        releases=releases,
+        extends=base.name if base else "",
+        single_process=top.boolean("single_process", False),
+        own=frozenset(own),
     )
     top.finish()
     return framework
+
+
+def _base(top: Section, bases: Mapping[str, Framework]) -> Framework | None:
+    if "extends" not in top:
+        return None
+    known = [name for name, one in bases.items() if not one.extends]
+    return bases[top.choice("extends", tuple(known))]
+
+
+def _prefix(top: Section, base: Framework | None) -> re.Pattern[str]:
+    """The prefix of a file; of one that extends another its own form, which must not be empty, or the other's."""
+    prefix = top.expression("prefix", "")
+    assert prefix is not None  # noqa: S101  a default was given
+    for name in prefix.groupindex:
+        if _group_of(name) not in PREFIX_GROUPS:
+            raise top.wrong("prefix", f"group {name!r} is unknown; allowed are {', '.join(PREFIX_GROUPS)}")
+    if base is None or not prefix.pattern:
+        return prefix if base is None else base.prefix
+    ours = re.sub(r"\(\?P<(\w+?)>", r"(?P<\1_9>", prefix.pattern)
+    return re.compile(f"(?:{ours})|(?:{base.prefix.pattern})")
 
 
 def _comms(top: Section) -> tuple[str, ...]:
@@ -290,8 +388,9 @@ def _title(section: Section) -> Title:
     if pattern is None:
         raise InputError(section.file, section.line, f"{section.path}.pattern", "the key is required")
     role = section.choice("role", ROLES)
+    title = Title(pattern, role, section.texts("rank_from"), section.boolean("shared", False))  # type: ignore[arg-type]
     section.finish()
-    return Title(pattern, role)  # type: ignore[arg-type]
+    return title
 
 
 def _arguments(top: Section) -> dict[str, Argument]:
@@ -341,15 +440,15 @@ def _metrics(parent: Section) -> dict[str, tuple[str, ...]]:
     return metrics
 
 
-def _patterns(top: Section, prefix_groups: tuple[str, ...]) -> tuple[Pattern, ...]:
-    patterns = tuple(_pattern(section) for section in top.sections("patterns"))
+def _patterns(top: Section, prefix_groups: tuple[str, ...], releases: tuple[str, ...]) -> tuple[Pattern, ...]:
+    patterns = tuple(_pattern(section, releases) for section in top.sections("patterns"))
     for pattern, section in zip(patterns, top.sections("patterns"), strict=True):
         if pattern.level and "level" not in prefix_groups:
             raise section.wrong("level", "the prefix has no group named level")
     return patterns
 
 
-def _pattern(section: Section) -> Pattern:
+def _pattern(section: Section, releases: tuple[str, ...]) -> Pattern:
     event = section.choice("event", (*EVENTS, NO_EVENT))
     regex = section.expression("regex")
     if regex is None:
@@ -369,16 +468,32 @@ def _pattern(section: Section) -> Pattern:
         proves_ready=section.boolean("proves_ready", False),
         every_rank=section.boolean("every_rank", False),
         again=section.choice("again", EVENTS) if "again" in section else "",
-        versions=section.text("versions", ""),
+        versions=_versions(section, releases),
+        silent_seconds=section.duration("silent", 0.0),
+        timeout_seconds=section.duration("timeout", 0.0),
+        clock=section.choice("clock", CLOCKS) if "timeout" in section else "",
     )
     section.finish()
     return pattern
 
 
+def _versions(section: Section, releases: tuple[str, ...]) -> tuple[str, ...]:
+    """The examined releases of a range: "0.4.0-0.5.20", "0.5.21-", "-0.8.5", "0.6.6"; all when none is given."""
+    if "versions" not in section:
+        return releases
+    first, dash, last = (text := section.text("versions")).partition("-")
+    last = last if dash else first
+    ends = (first or "".join(releases[:1]), last or "".join(releases[-1:]))
+    if not set(ends) <= set(releases) or releases.index(ends[0]) > releases.index(ends[1]):
+        problem = f"{text!r} is no range of examined releases; allowed are {', '.join(releases) or 'none'}"
+        raise section.wrong("versions", problem)
+    return releases[releases.index(ends[0]) : releases.index(ends[1]) + 1]
+
+
 def _literal(section: Section) -> bytes:
     literal = section.text("literal")
-    if len(literal) < 3 or "\n" in literal or "\r" in literal:
-        problem = "a literal of at least 3 characters on one line, which every matching line holds, is needed"
+    if len(literal) < 2 or "\n" in literal or "\r" in literal:
+        problem = "a literal of at least 2 characters on one line, which every matching line holds, is needed"
         raise section.wrong("literal", problem)
     return literal.encode()
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..frameworks import Argument, Framework, rank_name, whole_number
+from ..frameworks import Argument, Framework, Title, rank_name, whole_number
 
 COMPILERS = frozenset(
     [
@@ -238,7 +238,7 @@ def understand(
         return Command(reason=reason)
     words, title, everything = head_words(argv), matched_part(argv), " ".join(argv)
     entry = next(((f, rest) for f in frameworks if (rest := entry_point(f, words)) is not None), None)
-    role, rank, titled_by = _by_title(frameworks, title)
+    role, rank, titled_by = _by_title(frameworks, title, environ)
     return Command(
         framework=entry[0].name if entry else "",
         facts=read_facts(*entry) if entry else None,
@@ -252,20 +252,30 @@ def understand(
     )
 
 
-def _by_title(frameworks: Sequence[Framework], title: str) -> tuple[str, str, str]:
+def _by_title(frameworks: Sequence[Framework], title: str, environ: Mapping[str, str]) -> tuple[str, str, str]:
+    """Role, name and framework; no framework where other programs may have the same title."""
     for framework in frameworks:
         for pattern in framework.titles:
             match = pattern.pattern.match(title)
             if match is None:
                 continue
-            groups = match.groupdict()
+            groups, titled_by = match.groupdict(), "" if pattern.shared else framework.name
             if pattern.role == "rank":
-                return "rank", rank_name(groups.get("parts") or ""), framework.name
+                role, rank = _rank_of_title(pattern, groups.get("parts") or "", environ)
+                return role, rank, titled_by
             if pattern.role == "engine":
                 number = whole_number(groups.get("engine")) or 0
-                return "engine", f"engine{number}" if number else "engine", framework.name
-            return pattern.role, pattern.role, framework.name
+                return "engine", f"engine{number}" if number else "engine", titled_by
+            return pattern.role, pattern.role, titled_by
     return "", "", ""
+
+
+def _rank_of_title(title: Title, parts: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """A rank by its title or its environment; a worker where neither says which one it is."""
+    if not title.rank_from:
+        return "rank", rank_name(parts)
+    number = next((n for name in title.rank_from if (n := whole_number(environ.get(name))) is not None), None)
+    return ("worker", "worker") if number is None else ("rank", f"TP{number}")
 
 
 def _kind(title: str) -> str:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from ..config import Limits
-from ..frameworks import NO_EVENT, NUMBER_FIELDS, Framework, Pattern, decimal_number, rank_name, whole_number
+from ..frameworks import DOTS, NO_EVENT, NUMBER_FIELDS, Framework, Pattern, quantity, rank_name, whole_number
 
 MAX_SHAPES = 20_000
 """Distinct line shapes remembered in one start; beyond it every unknown line counts as a repeat."""
@@ -24,12 +24,32 @@ MAX_NOVEL = 16
 """Novel lines reported per block; ten in a row carry the stall clock at most, so more say nothing."""
 LOOK_BACK = 48
 """Lines looked at backwards for the last printed time."""
+MAX_BARS = 512
+"""Bars remembered in one start; a download draws one for each of its files."""
 CLASSIFIED_CHARACTERS = 16_384
 """Of a hit line only this much is matched; argument dumps are longer than anything else that matters."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_BAR = re.compile(rb"[^|\[\]]{0,160}\|[^\[\]]{0,100}?\d+/\d+ \[[^\]\n]{0,100}\](?:[^\S\r\n]|\x1b\[[0-9;]*[A-Za-z])*")
-_TIME = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+_COUNT = rb"\d[\d.,]{0,20}[kKMGTP]?i?B?"
+_BAR = re.compile(
+    rb"(?:\[\w+\])?[^|\[\]]{0,160}\|[^\[\]]{0,100}?"
+    + _COUNT
+    + rb"/"
+    + _COUNT
+    + rb"(?: \[[^\]\n]{0,100}\]|,\s{1,3}[\d.?]{1,12}[kKMGTP]?i?B/s)(?:[^\S\r\n]|\x1b\[[0-9;]*[A-Za-z])*"
+)
+_DOTS = re.compile(rb"\.{2,}")
+_CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,6}))?"
+_TIMES = tuple(
+    re.compile(form + _CLOCK)
+    for form in (
+        r"(?:(?P<year>\d{4})-)?(?P<month>\d\d)-(?P<day>\d\d)[ T]",
+        r"(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>\d{4})-",  # TensorRT-LLM: 12/20/2025-04:21:37
+        r"(?P<month>\d\d)(?P<day>\d\d) ",  # C++ loggers: 1220 04:21:37.000123
+    )
+)
+_UPTIME = re.compile(r"(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3})")
+"""Minutes, seconds, milli- and microseconds since the process began, as llama.cpp prints them."""
 _DIGITS = b"0123456789"
 _MASK = re.compile(
     r"'[^']*'|\"[^\"]*\"|`[^`]*`"  # quoted
@@ -92,7 +112,7 @@ class _Start:
 
     seen: set[str] = field(default_factory=set)
     passed: set[tuple[str, str | None]] = field(default_factory=set)  # (event, rank)
-    bars: dict[tuple[str, str | None], dict[str, float | str]] = field(default_factory=dict)
+    bars: dict[tuple[str, str | None, str], dict[str, float | str]] = field(default_factory=dict)
     shapes: set[int] = field(default_factory=set)
     cheap_shapes: set[int] = field(default_factory=set)
     every_rank: bool = False
@@ -113,14 +133,19 @@ class _Line:
 @lru_cache(maxsize=1024)
 def parse_time(text: str) -> float | None:
     """Seconds of a printed local time; without a year it is taken as a leap year.  None when it is none."""
-    if not (match := _TIME.search(text)):
+    if match := _UPTIME.fullmatch(text):
+        minutes, seconds, milliseconds, microseconds = map(int, match.groups())
+        return minutes * 60 + seconds + milliseconds / 1e3 + microseconds / 1e6
+    match = next((match for form in _TIMES if (match := form.search(text))), None)
+    if match is None:
         return None
-    year, month, day, hour, minute, second = (int(part or 2000) for part in match.groups()[:6])
-    fraction = float(f"0.{match[7]}") if match[7] else 0.0
+    parts = {name: int(match[name]) for name in ("month", "day", "hour", "minute", "second")}
+    year, fraction = (match.groupdict().get(name) for name in ("year", "fraction"))
     try:
-        return (datetime(year, month, day, hour, minute, second) - datetime(2000, 1, 1)).total_seconds() + fraction
+        moment = datetime(int(year or 2000), **parts)
     except ValueError:
         return None
+    return (moment - datetime(2000, 1, 1)).total_seconds() + (float(f"0.{fraction}") if fraction else 0.0)
 
 
 def seconds_between(earlier: float, later: float) -> float:
@@ -392,8 +417,8 @@ class LogScanner:
         event = self._event(pattern, rank)
         self._count(event, pattern.kind, line)
         self._turn(event)
-        fields = self._fields(pattern, groups)
-        if event in _QUIET_EVENTS or self._is_redrawn(event, rank, fields):
+        fields = self._fields(pattern, groups, prefix)
+        if event in _QUIET_EVENTS or self._is_redrawn(event, rank, fields, match):
             return None
         return self._hit(event, rank, fields, prefix, block, line)
 
@@ -414,11 +439,12 @@ class LogScanner:
             fields["version"], self._version_told = self.version, True
         return Hit(event, rank, fields, self._line_number(block, line.start), time, stamp)
 
-    def _fields(self, pattern: Pattern, groups: dict[str, str]) -> dict[str, float | str]:
+    def _fields(self, pattern: Pattern, groups: dict[str, str], prefix: re.Match[str] | None) -> dict[str, float | str]:
         fields = _numbers(groups)
         if pattern.kind:
             fields["kind"] = pattern.kind
-        if pattern.speaker == "first" or (pattern.speaker == "first_classic" and not self._start.every_rank):
+        first = pattern.speaker == "first" or (pattern.speaker == "first_classic" and not self._start.every_rank)
+        if first or self.framework.prefix_group(prefix, "relay") is not None:
             fields["shared"] = 1.0
         return fields
 
@@ -450,13 +476,15 @@ class LogScanner:
         if kind:
             self.errors[kind] += 1
 
-    def _is_redrawn(self, event: str, rank: str | None, fields: dict[str, float | str]) -> bool:
-        """Whether a bar only shows again what it showed before."""
+    def _is_redrawn(self, event: str, rank: str | None, fields: dict[str, float | str], match: re.Match[str]) -> bool:
+        """Whether a bar only shows again what it showed before; of several at once each by its own name."""
         if not event.endswith("_progress"):
             return False
-        key = (event, rank)
-        same = self._start.bars.get(key) == fields
-        self._start.bars[key] = fields
+        bars, key = self._start.bars, (event, rank, match.string[: match.end()].partition(":")[0][:160])
+        same = bars.pop(key, None) == fields
+        bars[key] = fields
+        if len(bars) > MAX_BARS:
+            del bars[next(iter(bars))]
         return same
 
     # --- starts ----------------------------------------------------------------------------------------
@@ -624,7 +652,7 @@ class LogScanner:
 
     def _peek(self, batch: Batch) -> None:
         """A bar that is drawn but not ended: its counter is read now, its line is counted later."""
-        if self._numbered or not self._tail or self._tail == self._peeked or not _BAR.match(self._tail):
+        if self._numbered or not self._tail or self._tail == self._peeked or not _is_drawn(self._tail):
             return
         self._peeked = self._tail
         piece = _pieces(self._tail)[0]
@@ -634,10 +662,15 @@ class LogScanner:
                 continue
             if match := self.framework.fits(pattern, prefix, message):
                 groups = {name: value for name, value in match.groupdict().items() if value is not None}
-                rank, fields = self._rank(pattern, groups, prefix, batch), self._fields(pattern, groups)
-                if not self._is_redrawn(pattern.event, rank, fields):
+                rank, fields = self._rank(pattern, groups, prefix, batch), self._fields(pattern, groups, prefix)
+                if not self._is_redrawn(pattern.event, rank, fields, match):
                     batch.hits.append(Hit(pattern.event, rank, fields, self.lines + 1, self.last_time))
                 return
+
+
+def _is_drawn(tail: bytes) -> bool:
+    """Whether a line without an end is a bar: tqdm's, or dots that grow (llama.cpp)."""
+    return _BAR.match(tail) is not None or _DOTS.fullmatch(tail) is not None
 
 
 def _pieces(line: bytes) -> list[bytes]:
@@ -669,8 +702,10 @@ def _numbers(groups: dict[str, str]) -> dict[str, float | str]:
     """The numbers of a line; text that is no number, or one too long to be one, is as good as none."""
     fields: dict[str, float | str] = {}
     for name in NUMBER_FIELDS:
-        if (value := decimal_number(groups.get(name))) is not None:
+        if (value := quantity(groups.get(name))) is not None:
             fields["ratio" if name == "percent" else name] = value / 100 if name == "percent" else value
+    if DOTS in groups:
+        fields["ratio"] = min(1.0, len(groups[DOTS]) / 100)
     return fields
 
 

@@ -31,6 +31,9 @@ COUNTERS = (
 )
 """Signal and further labels of each counter of a process."""
 
+LONE_RANK = "TP0"
+"""The rank of a model that has one process, whatever it prints."""
+
 _TRACER = re.compile(rb"^TracerPid:\t(\d+)$", re.MULTILINE)
 _STATUS_BYTES = 4096
 

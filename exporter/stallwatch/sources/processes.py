@@ -23,7 +23,7 @@ from .blocking_reads import BlockingReads, CommandLine, CommandLines
 from .cgroup_state import CgroupFiles, Surroundings
 from .cgroups import Cgroup, Placement, parse_cgroup
 from .discovery import COMPILERS, Command, Facts, matched_part, understand
-from .members import SECOND_LOOK_SECONDS, Member, Tracked
+from .members import LONE_RANK, SECOND_LOOK_SECONDS, Member, Tracked
 from .process_table import Known, ProcessTable
 from .procfs import CLOCK_TICKS, ProcFs
 from .readings import VIRTUAL_MEMORY, report
@@ -293,7 +293,8 @@ class Processes:
         if (before := self._tracked.pop(name, None)) is not None:
             self._left.update(before.members)
             _close(before)
-        tracked.members[root.id] = Member(self._proc, root, "main", "main", now, self._room)
+        rank = LONE_RANK if framework.single_process else "main"
+        tracked.members[root.id] = Member(self._proc, root, "main", rank, now, self._room)
         self._tracked[name] = tracked
         self._adopt(tracked, now)
         taken.update(tracked.members)
@@ -499,7 +500,7 @@ class Processes:
         engines = [member for member in members if member.role == "engine"]
         workers = [m for m in members if m.name == "worker" and any(m.ppid == e.id.pid for e in engines)]
         if tracked.expected == 1 and len(engines) == 1 and len(workers) <= 1:
-            return {(workers or engines)[0].id: "TP0"}
+            return {(workers or engines)[0].id: LONE_RANK}
         if facts.data_parallel > 1 and facts.tensor_parallel * facts.pipeline_parallel == 1 and not workers:
             return {engine.id: f"DP{engine.name.removeprefix('engine') or 0}" for engine in engines}
         return {}

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from .. import signals
 from ..model import LogPlace, Observation, Process, ProcessId, Reading, Server, Signal
-from .members import COUNTERS, Member, Tracked
+from .members import COUNTERS, LONE_RANK, Member, Tracked
 from .procfs import ProcFs, reason_of
 
 VIRTUAL_MEMORY = Signal(
@@ -140,6 +140,7 @@ def server_of(proc: ProcFs, tracked: Tracked) -> Server:
         tensor_parallel=facts.tensor_parallel,
         pipeline_parallel=facts.pipeline_parallel,
         data_parallel=facts.data_parallel,
+        expected_ranks=(LONE_RANK,) if tracked.framework.single_process else (),
         nnodes=facts.nnodes,
         node_rank=facts.node_rank,
         group=facts.group,
