@@ -139,10 +139,10 @@ def parse_time(text: str) -> float | None:
     match = next((match for form in _TIMES if (match := form.search(text))), None)
     if match is None:
         return None
-    parts = {name: int(match[name]) for name in ("month", "day", "hour", "minute", "second")}
-    year, fraction = (match.groupdict().get(name) for name in ("year", "fraction"))
+    month, day, hour, minute, second = (int(match[part]) for part in ("month", "day", "hour", "minute", "second"))
+    year, fraction = (match.groupdict().get(part) for part in ("year", "fraction"))
     try:
-        moment = datetime(int(year or 2000), **parts)
+        moment = datetime(int(year or 2000), month, day, hour, minute, second)
     except ValueError:
         return None
     return (moment - datetime(2000, 1, 1)).total_seconds() + (float(f"0.{fraction}") if fraction else 0.0)
