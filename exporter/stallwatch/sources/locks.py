@@ -19,6 +19,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -164,16 +165,21 @@ class Crowd:
     def _is_holder(self, pid: int, found: Found) -> bool:
         if found.pid is not None:
             return self._proc.inner_pid(pid) == found.pid
-        folder = self._proc.path(pid, "fd")
         try:
-            return any(
-                _last_part(self._link(f"{folder}/{number}")) == found.name and self._may_be(pid, number, found)
-                for number in os.listdir(folder)
-            )
-        except (FileNotFoundError, ProcessLookupError):
-            return False
+            return any(name == found.name and self._may_be(pid, number, found) for number, name in self._open(pid))
         except OSError:
             return True
+
+    def _open(self, pid: int) -> Iterator[tuple[str, str]]:
+        """Number and last part of the path of each open file.  OSError when the process does not let them be seen.
+
+        Without CAP_SYS_PTRACE the numbers alone may be seen.
+        """
+        folder = self._proc.path(pid, "fd")
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended
+            for number in os.listdir(folder):
+                with suppress(FileNotFoundError):  # closed by now
+                    yield number, _last_part(os.readlink(f"{folder}/{number}"))
 
     def _may_be(self, pid: int, number: str, found: Found) -> bool:
         """Whether an open file of the lock's name may be the lock; from Linux 5.14 on its inode tells.
@@ -307,7 +313,8 @@ class Locks:
         root = None if server.container else str(self._root)
         answer = self._ask(server, ask="locks", user=user, environ=watched.environ, root=root)
         if "reason" in answer:
-            watched.problems = dict.fromkeys(KINDS, str(answer["reason"]))
+            gone = answer["reason"] == "vanished"
+            watched.problems = {} if gone else dict.fromkeys(KINDS, str(answer["reason"]))
             watched.told = {}
             return bool(answer["reason"] != "timeout")
         watched.problems = answer["problems"]
