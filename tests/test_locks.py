@@ -250,6 +250,14 @@ def test_a_process_of_which_only_the_number_of_open_files_can_be_seen_may_hold_i
     assert machine.held("build") == (1.0, None)
 
 
+def test_the_first_process_of_the_node_holds_nothing_however_it_is_called(machine: Machine) -> None:
+    machine.file(BATON, at=2000)
+    machine.tree.change(1, comm="some_api")  # no program to be seen, and no open file either
+    (machine.tree.folder(1) / "fd" / "3").write_text("")
+
+    assert machine.held("build") == (0.0, None)
+
+
 @pytest.mark.parametrize(("comm", "program"), [("bash", "/usr/bin/bash"), ("postgres", "/usr/bin/postgres")])
 def test_a_program_that_builds_nothing_holds_nothing(machine: Machine, comm: str, program: str) -> None:
     lock = machine.file(BATON, at=2000)

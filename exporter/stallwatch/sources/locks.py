@@ -47,6 +47,9 @@ _PROGRAM = (
 )
 start_looker = partial(start_helper, program=_PROGRAM)
 
+_INIT = 1
+"""The first process of the node, where every process can be seen: it builds nothing, and may show nothing of itself."""
+
 _PYTHON = re.compile(r"python|pypy|pt_main_thread")
 _UNRELATED = frozenset(
     [
@@ -208,7 +211,7 @@ class Crowd:
 
     def _look(self) -> Iterator[_Holder]:
         me = self._own_pid()
-        for pid in self._proc.pids():
+        for pid in set(self._proc.pids()) - {_INIT}:
             stat, user = self._proc.stat(pid), self._proc.owner(pid)
             if stat is None or user is None or stat.flags & KERNEL_THREAD or stat.is_over or me in (pid, stat.ppid):
                 continue
