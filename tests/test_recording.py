@@ -126,9 +126,12 @@ def test_the_same_series_is_read_again_with_its_own_value_and_reason() -> None:
     labels = {"server": "s", "rank": "TP0"}
     rows = [[CPU[0], labels, 1], [CPU[0], labels, None, "vanished"], [CPU[0], labels, 2.5], [CPU[0], labels, None]]
 
-    assert [
-        (reading.value, reading.reason) for reading in looks(*rows)
-    ] == [(1.0, None), (None, "vanished"), (2.5, None), (None, "error")]
+    assert [(reading.value, reading.reason) for reading in looks(*rows)] == [
+        (1.0, None),
+        (None, "vanished"),
+        (2.5, None),
+        (None, "error"),
+    ]
 
 
 def test_values_are_floats_whatever_json_makes_of_them() -> None:
@@ -372,9 +375,10 @@ def test_words_of_an_event_are_of_closed_sets() -> None:
     fields: dict[str, float | str] = {"kind": "oom", "running": 3.0, "note": "hunter2", "ratio": float("inf")}
     fields["version"] = "hunter2"
 
-    assert json.loads(event_line(1.0, Event(1.0, "s", "error", fields=fields)))[
-        "fields"
-    ] == {"kind": "oom", "running": 3.0}
+    assert json.loads(event_line(1.0, Event(1.0, "s", "error", fields=fields)))["fields"] == {
+        "kind": "oom",
+        "running": 3.0,
+    }
 
 
 @pytest.mark.parametrize(
