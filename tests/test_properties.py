@@ -7,7 +7,8 @@ it.  Moves are at least a floor, noise is that of stuck servers (docs/NOISE.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from feed import TICK, WALL, CardFigures, Feed, server
+from feed import TICK, WALL, CardFigures, Feed, Serving, server
 from stallwatch.config import Thresholds
 from stallwatch.model import Reading, Verdict
 from stallwatch.timeline import MIB
@@ -26,12 +27,14 @@ MOST_TICKS = int(0.99 * T.stall_after / TICK)
 """The longest gap between two strong moves, in ticks: 47, 235 s of 240 s."""
 
 bounded = settings(
-    max_examples=40,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),  # shrinking such histories takes minutes
     suppress_health_check=[HealthCheck.too_slow],
 )
+few = settings(bounded, max_examples=12)
+"""For long histories, each of them told twice."""
 
 
 def _add(counter: str, amount: float) -> Callable[[Feed, str, float], None]:
@@ -58,12 +61,14 @@ def _resident(feed: Feed, rank: str, t: float) -> None:
 
 
 def _held_on_card(feed: Feed, rank: str, t: float) -> None:
-    feed.cards[rank].held += 16 * MIB
+    if card := feed.cards.get(rank):
+        card.held += 16 * MIB
 
 
 def _for_one_look(figure: str, value: float) -> Callable[[Feed, str, float], None]:
     def move(feed: Feed, rank: str, t: float) -> None:
-        setattr(feed.cards[rank], figure, value)
+        if card := feed.cards.get(rank):
+            setattr(card, figure, value)
 
     return move
 
@@ -133,8 +138,9 @@ Series = tuple[str, str]
 
 
 def new_feed(**facts: Any) -> Feed:
-    """Three ranks, each with a card."""
-    return Feed(ranks=RANKS, **{"server": server(), "cards": {rank: CardFigures() for rank in RANKS}} | facts)
+    """Three ranks, each with a card, and what is said differently."""
+    usual: dict[str, Any] = {"server": server(), "cards": {rank: CardFigures() for rank in RANKS}}
+    return Feed(ranks=RANKS, **usual | deepcopy(facts))
 
 
 @dataclass(slots=True)
@@ -161,7 +167,7 @@ class Story:
         feed, t = self.feed, self.t
         feed.noise(t)
         for name, rank in look.moves:
-            (STRONG.get(name) or WEAK[name])(feed, rank, t)
+            (STRONG_OF_ALL.get(name) or WEAK[name])(feed, rank, t)
         feed.timeline.see([feed.server], t)
         for readings in self._read(look):
             seen = [r for r in readings if (r.signal.name, (*r.labels, "", "")[1]) not in look.hidden]
@@ -191,9 +197,7 @@ class Story:
         return [t for t, verdict in self.verdicts if verdict.state in ("stalled", "failed")]
 
 
-def moves_of(
-    names: dict[str, Callable[[Feed, str, float], None]], least: int = 0
-) -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
+def moves_of(names: Iterable[str], least: int = 0) -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
     one = st.tuples(st.sampled_from(sorted(names)), st.sampled_from(RANKS))
     return st.lists(one, min_size=least, max_size=3).map(tuple)
 
@@ -258,7 +262,7 @@ BLIND = {
 }
 
 
-@bounded
+@few
 @given(
     st.lists(
         st.builds(Look, ticks=st.integers(1, MOST_TICKS), moves=moves_of(STRONG, least=1)), min_size=1, max_size=6
@@ -338,7 +342,7 @@ def test_an_exporter_started_in_a_silent_phase_does_not_page_at_once() -> None:
     assert story.states[-1] == "stalled"
 
 
-@bounded
+@few
 @given(st.lists(st.builds(Look, ticks=st.integers(1, MOST_TICKS), moves=moves_of(STRONG | WEAK)), max_size=8))
 def test_verdicts_do_not_flap(looks: list[Look]) -> None:
     """A state that was left comes back only after something moved, or stopped moving, for a window."""
@@ -364,3 +368,244 @@ def test_a_stall_is_one_episode_whatever_the_wall_clock_does(ticks: int, step: f
 
         assert report.verdict == story.verdicts[-1][1]
         assert report.since_timestamp == WALL + T.stall_after
+
+
+# --- serving -----------------------------------------------------------------------------------------------
+
+MOST_SERVING_TICKS = int(0.99 * T.serve_stall_after / TICK)
+"""The longest time between two tokens, in ticks: 23, 115 s of 120 s."""
+
+
+def _served(counter: str) -> Callable[[Feed, str, float], None]:
+    def move(feed: Feed, rank: str, t: float) -> None:
+        setattr(feed.serving, counter, (getattr(feed.serving, counter) or 0.0) + 1.0)
+
+    return move
+
+
+STRONG_WHEN_READY = {
+    "generated": _served("generated"),
+    "prompt": _served("prompt"),
+    "finished": _served("finished"),
+    "speed": lambda feed, rank, t: feed.stats(t, running=2, speed=0.1),
+}
+STRONG_OF_ALL = STRONG | STRONG_WHEN_READY
+
+
+def serving_story() -> Story:
+    """Ready; two requests run, and all counters were read."""
+    serving = Serving(running=2.0, waiting=0.0, generated=5.0, prompt=90.0, finished=1.0)
+    story = Story(new_feed(serving=serving)).begin()
+    story.feed.tell(story.t, "ready")
+    return story
+
+
+@bounded
+@given(st.lists(st.tuples(st.integers(1, MOST_SERVING_TICKS), st.sampled_from(sorted(STRONG_WHEN_READY))), max_size=20))
+def test_a_token_in_every_serve_stall_after_is_never_a_page(served: list[tuple[int, str]]) -> None:
+    """Whichever of the counters it is: an embedding server generates nothing."""
+    story = serving_story()
+    for ticks, name in served:
+        story.look(Look(ticks=ticks, moves=((name, "TP0"),)))
+
+    assert story.pages == []
+    assert set(story.states[1:]) <= {"working"}
+
+
+@bounded
+@given(
+    st.lists(st.tuples(st.integers(1, MOST_SERVING_TICKS), st.sampled_from(sorted(STRONG_WHEN_READY))), max_size=5),
+    moves_of(WEAK.keys() - set(AMBIGUOUS)),
+)
+def test_work_that_is_owed_and_not_served_from_some_moment_on_is_stalled_in_time(
+    served: list[tuple[int, str]], noise: tuple[tuple[str, str], ...]
+) -> None:
+    story = serving_story()
+    for ticks, name in served:
+        story.look(Look(ticks=ticks, moves=((name, "TP0"),)))
+    stood_still = story.t
+    story.look(Look(moves=noise))
+    story.look(Look(ticks=MOST_SERVING_TICKS + 2))
+
+    assert stood_still + T.serve_stall_after <= story.pages[0] <= stood_still + T.serve_stall_after + 2 * TICK
+    assert story.states[-1] == "stalled"
+
+
+# --- less to read, more that moves -------------------------------------------------------------------------
+
+NEEDED = {
+    "server_alive": "a start whose first process nobody looks at is no start",
+    "server_start_timestamp_seconds": "and so is one that nobody dates",
+    "server_starts_total": "the same",
+    "rank_alive": "a rank nobody tells of has no storage to be read",
+    "process_cpu_seconds_total": "an ambiguous channel that cannot be read does not move",
+    "gpu": "machines without readable cards are judged too: what is on a card is not asked for",
+    "rank_info": "the same",
+    "server_requests_running": "nothing owed is innocent, but a wedged server does not tell what it owes either",
+    "server_requests_waiting": "the same",
+    "server_lock_held": "a lock older than the server is stale, unless it is said to be held",
+}
+"""Readings whose absence may make a page, and why; `gpu` stands for all that begins so."""
+
+
+def hideable() -> list[Series]:
+    """Every series of a story but the needed ones."""
+    feed = serving_story().feed
+    feed.lock_age["build"], feed.lock_held["build"], feed.kills, feed.serving.timeouts = 50.0, 0.0, 0.0, 0.0
+    readings = [
+        *feed.process_readings(),
+        *feed.log_readings(),
+        *feed.thread_readings(),
+        *feed.serving.readings("s"),
+        *feed.node_readings(),
+    ]
+    found = {(reading.signal.name, (*reading.labels, "", "")[1]) for reading in readings}
+    return sorted(each for each in found if each[0] not in NEEDED)
+
+
+HIDDEN = st.frozensets(st.sampled_from(hideable()), max_size=4)
+STORIES = {"starting": lambda: Story().begin(), "serving": serving_story}
+
+
+@pytest.mark.parametrize("begin", sorted(STORIES))
+@few
+@given(
+    st.lists(st.tuples(st.integers(1, MOST_TICKS), moves_of(STRONG_OF_ALL | WEAK), HIDDEN), min_size=1, max_size=5),
+    st.integers(0, 60),
+)
+def test_series_that_end_or_pause_never_make_a_page_nor_an_earlier_one(
+    begin: str, looks: list[tuple[int, tuple[tuple[str, str], ...], frozenset[Series]]], more: int
+) -> None:
+    full, partly = STORIES[begin](), STORIES[begin]()
+    for ticks, moves, hidden in looks:
+        full.look(Look(ticks=ticks, moves=moves))
+        partly.look(Look(ticks=ticks, moves=moves, hidden=hidden))
+    full.look(Look(ticks=more + 1))
+    partly.look(Look(ticks=more + 1))
+
+    assert not partly.pages or (full.pages and partly.pages[0] >= full.pages[0])
+
+
+def test_what_is_hidden_decides() -> None:
+    """The property above can fail: with the needed readings gone there are pages that were none."""
+    busy = ("cpu", "TP1")
+    hidden = frozenset(("process_cpu_seconds_total", rank) for rank in (*RANKS, "frontend"))
+    seen, unseen = Story().begin(), Story().begin()
+    for _ in range(60):
+        seen.look(Look(moves=(busy,)))
+        unseen.look(Look(moves=(busy,), hidden=hidden))
+
+    assert (seen.pages, unseen.states[-1]) == ([], "stalled")
+
+
+NOT_ADDED = {"log"}
+"""A counter that steps more often is less slow, and is given less time."""
+
+
+@pytest.mark.parametrize("begin", sorted(STORIES))
+@few
+@given(
+    st.lists(st.builds(Look, ticks=st.integers(1, MOST_TICKS), moves=moves_of(STRONG_OF_ALL | WEAK)), max_size=4),
+    st.integers(0, 4),
+    moves_of({name: move for name, move in STRONG_OF_ALL.items() if name not in NOT_ADDED}, least=1),
+)
+def test_one_more_strong_move_never_makes_a_page_earlier(
+    begin: str, looks: list[Look], place: int, moves: tuple[tuple[str, str], ...]
+) -> None:
+    without, with_one = STORIES[begin](), STORIES[begin]()
+    end = Look(ticks=MOST_TICKS + 10)
+    for number, look in enumerate([*looks, end]):
+        without.look(look)
+        with_one.look(replace(look, moves=look.moves + moves) if number == place % (len(looks) + 1) else look)
+
+    assert not with_one.pages or (without.pages and with_one.pages[0] >= without.pages[0])
+
+
+# --- a server without a log --------------------------------------------------------------------------------
+
+
+@few
+@given(moves_of(STRONG, least=1), moves_of(WEAK.keys() - set(AMBIGUOUS)))
+def test_without_a_log_silent_cards_need_twice_the_time(
+    moves: tuple[tuple[str, str], ...], noise: tuple[tuple[str, str], ...]
+) -> None:
+    moves = tuple(move for move in moves if move[0] != "log") or (("gpu memory", "TP1"),)
+    story = Story(new_feed(log=False)).begin().look(Look(ticks=3, moves=moves))
+    stood_still = story.t
+    story.look(Look(moves=noise)).look(Look(ticks=2 * MOST_TICKS + 3))
+
+    assert 2 * T.stall_after <= story.pages[0] - stood_still <= 2 * T.stall_after + 2 * TICK
+    assert "unknown" in story.states
+
+
+# --- no flaps ----------------------------------------------------------------------------------------------
+
+ORDER = ("working", "idle", "slow", "quiet", "unknown", "suspect", "stalled", "failed")
+"""The way a server that does nothing new goes; it never goes back."""
+
+STEADY: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "no log": {"log": False},
+    "no cards": {"cards": {}},
+    "neither": {"log": False, "cards": {}},
+    "frozen": {"frozen": 1.0},
+    "traced": {"traced": {"TP1"}},
+    "stopped": {"waits": {"TP1": "stopped"}},
+    "in D": {"waits": {"TP1": "disk"}},
+    "held lock": {"lock_age": {"build": 9.0}, "lock_held": {"build": 1.0}},
+    "stale lock": {"lock_age": {"build": 9.0}, "lock_held": {"build": 0.0}},
+    "rank missing": {"server": server(expected_ranks=(*RANKS, "TP3"))},
+    "two nodes": {"server": server(nnodes=2)},
+    "rank dead": {"dead": {"TP2"}},
+}
+"""How a server may be from the first look on."""
+
+
+def assert_goes_one_way(verdicts: list[tuple[float, Verdict]]) -> None:
+    for (_, before), (t, after) in pairwise(verdicts):
+        assert ORDER.index(before.state) <= ORDER.index(after.state)
+        assert after.since == (before.since if before.state == after.state else t)
+        assert before.suspect_rank in (after.suspect_rank, None)
+
+
+@bounded
+@given(
+    st.lists(st.sampled_from(sorted(STEADY)), max_size=2),
+    moves_of(WEAK),
+    st.one_of(st.none(), st.tuples(st.integers(1, 12), st.sampled_from(sorted(STRONG)))),
+    st.booleans(),
+)
+def test_a_server_that_goes_on_as_it_does_goes_one_way(
+    kinds: list[str], noise: tuple[tuple[str, str], ...], steady: tuple[int, str] | None, io: bool
+) -> None:
+    """The same at every look, for so long that budgets and doubled limits are over too."""
+    facts: dict[str, Any] = {}
+    for kind in kinds:
+        facts |= STEADY[kind]
+    story = Story(new_feed(**facts))
+    for number in range(150):
+        moves = noise if steady is None or number % steady[0] else (*noise, (steady[1], "TP0"))
+        story.look(Look(moves=moves, io=io))
+
+    assert_goes_one_way(story.verdicts)
+
+
+@bounded
+@given(
+    st.sampled_from((0.0, 2.0, None)),
+    moves_of(STRONG_WHEN_READY | WEAK),
+    st.lists(st.sampled_from(sorted(STEADY.keys() - {"rank dead"})), max_size=1),
+    st.integers(0, 7),
+)
+def test_a_server_that_serves_as_it_does_goes_one_way(
+    demand: float | None, moves: tuple[tuple[str, str], ...], kinds: list[str], timeouts_every: int
+) -> None:
+    story = Story(new_feed(**{key: value for kind in kinds for key, value in STEADY[kind].items()})).begin()
+    serving = story.feed.serving
+    serving.running, serving.generated, serving.timeouts = demand, 5.0, 0.0
+    story.feed.tell(story.t, "ready")
+    for number in range(60):
+        serving.timeouts += 1.0 if timeouts_every and number % timeouts_every == 0 else 0.0
+        story.look(Look(moves=moves))
+
+    assert_goes_one_way(story.verdicts[1:])
