@@ -93,7 +93,7 @@ class Timeline:
     ) -> None:
         """`ready_markers`: framework -> events after which an embedded engine or a follower is ready."""
         self._thresholds_of = thresholds_of
-        self._ready_markers = ready_markers or {}
+        self._ready_markers = {} if ready_markers is None else ready_markers
         self._servers: dict[str, ServerTimeline] = {}
         self._forgotten: dict[str, float | None] = {}  # name -> start time of the start that is over
         self._kills = Track()

@@ -61,8 +61,12 @@ class Track:
         samples = self.samples
         while len(samples) > 1 and at - samples[0][0] > window:
             samples.popleft()
-        amounts = [abs(value - earlier) if two_ways else value - earlier for _, earlier in samples]
-        moved = max(amounts, default=0.0) >= floor
+        if two_ways:
+            moved = any(abs(value - earlier) >= floor for _, earlier in samples)
+        elif samples and samples[-1][1] == value == samples[0][1]:
+            moved = False  # a counter that stands still: most of them, most of the time
+        else:
+            moved = any(value - earlier >= floor for _, earlier in samples)
         if moved:
             samples.clear()
         samples.append((at, value))
