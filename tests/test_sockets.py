@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from stallwatch.config import Config
 from stallwatch.model import Listener, Observation, Process, ProcessId, Reading, Scene, Server
+from stallwatch.signals import PORT_FOREIGN
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.connections import Attempt, SocketAddress
 from stallwatch.sources.sockets import (
-    PORT_FOREIGN,
     Sockets,
     format_address,
     has_peer,
