@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from .pieces import (
@@ -13,6 +14,7 @@ from .pieces import (
     bar,
     begin_load,
     capture,
+    cards_do,
     counts_tokens,
     end_load,
     finish,
@@ -30,9 +32,10 @@ from .pieces import (
     vanish,
     vllm,
     warm_up,
+    with_cards,
 )
 from .serving import WEDGED
-from .stage import WAITING, Beat, Doing, Server, Stage
+from .stage import WAITING, Beat, Card, Doing, Server, Stage
 from .startup import LONG
 
 UNREADABLE = replace(WAITING, wait="unreadable")
@@ -214,6 +217,91 @@ def blind_for_a_while(stage: Stage, loads: bool = True) -> None:
         finish(server)
 
 
+def bars_alone(stage: Stage, goes_on: bool = True) -> None:
+    """Short bars, one after another; a bar that begins again lower is a new one.  Or the last is drawn again."""
+    server = sglang(stage, 1)
+    up_to_load(server)
+    server.say("capture_begin", "TP0")
+    _bars(server, 3)
+    if not goes_on:
+        return stands_still(server, LONG, bar(server, "capture_progress", 4, 60, "TP0", start=4, step=0))
+    _bars(server, 2)
+    return finish(server)
+
+
+def _bars(server: Server, number: int) -> None:
+    for _ in range(number):
+        for done in range(1, 5):
+            server.say("capture_progress", "TP0", done=done, total=4)
+            server.stage.run(70 if done < 4 else 5)
+
+
+def process_stopped(stage: Stage, name: str, seconds: float | None = None) -> None:
+    """The engine core or the API server is stopped (state T), the workers wait.  In the twin it goes on in time.
+
+    Of the engine that is a reason; of a front end it only shows as silence.
+    """
+    server = vllm(stage, 2)
+    up_to_load(server)
+    server.do(STOPPED, name)
+    if seconds is None:
+        return stands_still(server, LONG)
+    stage.run(seconds)
+    server.do(IN_POLL, name)
+    return finish(server)
+
+
+def never_came(stage: Stage, comes: bool = False) -> None:
+    """A configured server that has no process is gone, and no trouble; one that comes later starts as any other."""
+    server = sglang(stage, 1)
+    server.starts, server.is_read, server.log = 0, False, False
+    stage.begin()
+    stage.run(300)
+    if comes:
+        server.starts, server.is_read, server.log = 1, True, True
+        server.started_at += stage.t
+        up_to_load(server)
+        finish(server)
+    stage.run(60)
+
+
+def only_the_card(stage: Stage, moves: bool, **does: float) -> None:
+    """Loaded, and only figures of the card tell whether anything goes on.  `does`: fields of `Card`."""
+    server = sglang(stage, 1)
+    with_cards(server)
+    up_to_load(server)
+    card = server.cards[0]
+    at_rest = {name: getattr(card, name) for name in does}
+    _set_card(card, does)
+    if not moves:
+        return stands_still(server, LONG)
+    stage.run(900)
+    _set_card(card, at_rest)
+    return finish(server)
+
+
+def _set_card(card: Card, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        setattr(card, name, value)
+
+
+def another_tenant_serving(stage: Stage, unowned: float = 30e9) -> None:
+    """Tokens owed and none made, and the card is busy: with somebody else's work.  If it is its own, it works."""
+    server = vllm(stage, 1)
+    with_cards(server)
+    serving(stage, server)
+    rests(server)
+    owes(server, 1)
+    counts_tokens(server)
+    cards_do(server, 600, 0.99, 0.4)
+    server.cards[0].unowned = unowned
+    if unowned:
+        return stands_still(server, WEDGED)
+    stage.run(600)
+    counts_tokens(server, 30, 0, 0.1)
+    return stage.run(60)
+
+
 # --- deaths --------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +330,17 @@ def launcher_dies(stage: Stage, says_so: bool = False) -> None:
         return stands_still(server, 60)
     stage.run(10)
     vanish(server)
+    return stage.run(60)
+
+
+def whole_server_goes(stage: Stage, killed: bool = True) -> None:
+    """A ready server is gone as a whole, without a word: killed for memory, or ended by somebody."""
+    server = sglang(stage, 2)
+    serving(stage, server)
+    stage.oom_kills += int(killed)
+    vanish(server)
+    if killed:
+        return stands_still(server, 60)
     return stage.run(60)
 
 

@@ -143,6 +143,8 @@ class Card:
     memory_utilization: float = 0.0
     memory: float = 2e9
     memory_rate: float = 0.0  # MiB per second
+    bus_rate: float = 0.0  # MiB per second
+    unowned: float = 0.0  # bytes that no process of a server here holds
 
     def advance(self, seconds: float) -> None:
         self.memory += self.memory_rate * seconds * MIB
@@ -157,9 +159,10 @@ class Card:
         yield "gpu_power_limit_watts", gpu, self.limit
         yield "gpu_utilization_ratio", gpu, self.utilization
         yield "gpu_memory_utilization_ratio", gpu, self.memory_utilization
-        yield "gpu_memory_used_bytes", gpu, self.memory
+        yield "gpu_memory_used_bytes", gpu, self.memory + self.unowned
         yield "gpu_process_memory_bytes", {**gpu, "server": server, "rank": self.rank}, self.memory
-        yield "gpu_unowned_memory_bytes", gpu, 0
+        yield "gpu_unowned_memory_bytes", gpu, self.unowned
+        yield "gpu_pcie_receive_bytes_per_second", gpu, self.bus_rate * MIB
 
 
 @dataclass(slots=True)
@@ -274,6 +277,9 @@ class Server:
 
     def _of_server(self, t: float) -> Iterator[list[Any]]:
         own = {"server": self.name}
+        if not self.starts:
+            yield ["server_starts_total", own, 0]
+            return
         yield ["server_alive", own, int(self.root_lives)]
         yield ["server_start_timestamp_seconds", own, self.started_at]
         yield ["server_starts_total", own, self.starts]

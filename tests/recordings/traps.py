@@ -80,10 +80,19 @@ def slow_counter(stage: Stage, stops_after: int = 0) -> None:
     return finish(server)
 
 
-def notebook(stage: Stage, log: bool = True, loads: bool = True) -> None:
-    """`LLM()` in a notebook: an engine without a port, idle between cells.  Or it never gets through its load."""
-    server = vllm(stage, 2, role="embedded")
+def notebook(
+    stage: Stage, log: bool = True, loads: bool = True, foreign: bool = False, ranks: int = 2, ends: bool = False
+) -> None:
+    """`LLM()` in a notebook: an engine without a port, idle between cells.  Or it never gets through its load.
+
+    Somebody on its port and a rank that never came mean nothing for it.  `ends`: `del llm`.
+    """
+    server = vllm(stage, ranks, role="embedded")
     server.log = log
+    if foreign:
+        server.gauge("port_foreign", 1, port="8000")
+    if ranks > 2:
+        server.processes.pop(server.ranks[-1])
     spawn(server)
     join(server)
     if not loads:
@@ -97,6 +106,10 @@ def notebook(stage: Stage, log: bool = True, loads: bool = True) -> None:
     warm_up(server)
     if not log:
         stage.forget_log()
+    if ends:
+        stage.run(60)
+        server.kill("engine", *server.ranks)
+        return stage.run(300)
     return stage.run(900)
 
 
