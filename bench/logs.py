@@ -80,7 +80,7 @@ def shaped(text: str, number: int) -> str:
 
 
 def mtail_program(framework: Framework) -> str:
-    """The framework's patterns as an mtail program that counts lines, and events by kind and rank."""
+    """The framework's patterns as an mtail program that counts lines, and events by kind and rank; the first one wins."""
     rules = ["counter lines", "counter events by event, rank", "/$/ {\n  lines++\n}"]
     prefixes = {"own": OWN, "uvicorn": UVICORN, "any": "^"}
     for pattern in framework.patterns:
@@ -88,7 +88,7 @@ def mtail_program(framework: Framework) -> str:
         text = re.sub(r"\(\?P<\w+>", "(?:", text).replace("/", r"\/")
         prefix = prefixes[pattern.prefix]
         rank = "$rank" if "rank" in prefix else '""'
-        rules.append(f'/{prefix}{text}/ {{\n  events["{pattern.event}"][{rank}]++\n}}')
+        rules.append(f'/{prefix}{text}/ {{\n  events["{pattern.event}"][{rank}]++\n  stop\n}}')
     return "\n".join(rules) + "\n"
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
 FINGERPRINT_BYTES = 256
 """The first bytes of a file tell whether it was truncated and has grown again beyond what was read."""
 
