@@ -159,7 +159,7 @@ EVIDENCE_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "autotune_open": st.booleans(),
     "root_gone_age": AGES,
     "scope_alive": st.sampled_from((True, False, None)),
-    "stopping": st.booleans(),
+    "stopping": st.sampled_from((True, False, None)),
     "shutdown_age": AGES,
     "deaths": st.lists(st.tuples(SECONDS, st.sampled_from(("TP0", "TP1", "engine"))), max_size=3).map(tuple),
     "oom_age": AGES,
