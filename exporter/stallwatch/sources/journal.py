@@ -1,0 +1,319 @@
+"""What a unit of systemd says, from the journal: `journalctl` as a child that follows it, and which sockets lead there.
+
+The child is read without waiting, started anew when it ends, and ended with the log.  Only what the unit's own
+processes wrote is asked for, not what systemd says about the unit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+PLACE = "journal:"
+"""`journal:<namespace>:<unit>` is the place of a log that is no file."""
+READ_BYTES = 64 << 10
+MOST_RECORD_BYTES = 4 << 20
+"""A longer record is dropped; a line of 48 KiB is 200 KiB as numbers."""
+SETTLE_SECONDS = 1.0
+"""Without a word for so long, the child has told what the journal held when it was started."""
+SHORTEST_BREAK_SECONDS = 1.0
+LONGEST_BREAK_SECONDS = 60.0
+_END_SECONDS = 0.2
+
+_UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,255}")
+_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+_STREAM = re.compile(r"/run/systemd/journal(?:\.(?P<namespace>[A-Za-z0-9_.-]{1,64}))?/stdout")
+_FIELDS = "MESSAGE,_PID,_LINE_BREAK,_SYSTEMD_UNIT,PRIORITY"
+
+_DIAG_BY_FAMILY, _DIAG = 20, 4  # SOCK_DIAG_BY_FAMILY, NETLINK_SOCK_DIAG
+_SHOW_NAME_AND_PEER = 1 | 4
+_NAME, _PEER = 0, 2  # UNIX_DIAG_NAME, UNIX_DIAG_PEER
+_DONE, _ERROR = 3, 2
+_HEADER = 16
+_MESSAGE = 16
+
+
+def find_program() -> str:
+    """journalctl; "" where there is none."""
+    return shutil.which("journalctl") or ""
+
+
+def place_of(unit: str, namespace: str = "") -> str | None:
+    """The place of a unit's log; None for a name that is none."""
+    if not _UNIT.fullmatch(unit) or not _NAMESPACE.fullmatch(namespace):
+        return None
+    return f"{PLACE}{namespace}:{unit}"
+
+
+# --- sockets -------------------------------------------------------------------------------------------------
+
+
+def journal_behind(inode: int, peer_name: Callable[[int], str | None] | None = None) -> str | None:
+    """Namespace of the journal ("" = the usual one) that a socket is connected to; None = it leads elsewhere.
+
+    A process has a socket for many reasons (a supervisor's, a terminal's, inetd's): only the name at its other end
+    tells.
+    """
+    match = _STREAM.fullmatch((peer_name or _peer_name)(inode) or "")
+    return (match["namespace"] or "") if match else None
+
+
+def _peer_name(inode: int) -> str | None:
+    """The path that the other end of a UNIX socket is bound to, in our network namespace; None = not known."""
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _DIAG) as link:
+            link.settimeout(0.5)
+            peer = _asked(link, inode).get(_PEER, b"")
+            name = _asked(link, struct.unpack("=I", peer)[0]).get(_NAME, b"") if len(peer) == 4 else b""
+    except (OSError, struct.error):
+        return None
+    return name.rstrip(b"\0").decode("utf-8", "replace") or None
+
+
+def _asked(link: socket.socket, inode: int) -> dict[int, bytes]:
+    """Attributes of one UNIX socket by the kernel (sock_diag(7))."""
+    request = struct.pack(
+        "=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, inode, _SHOW_NAME_AND_PEER, 0xFFFFFFFF, 0xFFFFFFFF
+    )
+    link.send(struct.pack("=IHHII", _HEADER + len(request), _DIAG_BY_FAMILY, 1, 0, 0) + request)
+    answer = link.recv(8192)
+    length, kind = struct.unpack_from("=IH", answer)
+    if kind in (_ERROR, _DONE):
+        return {}
+    attributes, offset = dict[int, bytes](), _HEADER + _MESSAGE
+    while offset + 4 <= min(length, len(answer)):
+        size, which = struct.unpack_from("=HH", answer, offset)
+        if size < 4:
+            break
+        attributes[which] = answer[offset + 4 : offset + size]
+        offset += (size + 3) & ~3
+    return attributes
+
+
+# --- records -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record: its text (with a line end unless the line goes on), where it stands, and when it came (Unix)."""
+
+    text: bytes
+    cursor: str
+    time: float | None
+
+
+def parse_record(line: bytes, unit: str) -> Record | None:
+    """A line of `journalctl -o json`; None when it is damaged, or another unit's."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or entry.get("_SYSTEMD_UNIT", unit) != unit:
+        return None
+    text = _message(entry.get("MESSAGE")).replace(b"\n", b"\r")
+    goes_on = entry.get("_LINE_BREAK") == "line-max"
+    cursor = entry.get("__CURSOR")
+    return Record(text if goes_on else text + b"\n", cursor if isinstance(cursor, str) else "", _time(entry))
+
+
+def _message(value: Any) -> bytes:
+    """Text; numbers of its bytes where it is not printable; a list of both where a record holds several."""
+    if isinstance(value, list) and not _are_bytes(value):
+        return b" ".join(map(_one_message, value))
+    return _one_message(value)
+
+
+def _one_message(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    return bytes(value) if isinstance(value, list) and _are_bytes(value) else b""
+
+
+def _are_bytes(value: list[Any]) -> bool:
+    return all(isinstance(item, int) and 0 <= item <= 255 for item in value)
+
+
+def _time(entry: dict[str, Any]) -> float | None:
+    try:
+        return int(entry["__REALTIME_TIMESTAMP"]) / 1e6
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+# --- the child -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Child:
+    process: subprocess.Popen[bytes]
+    started: float
+    rest: bytes = b""
+    spoke: bool = False
+
+
+@dataclass(slots=True)
+class JournalTail:
+    """Follows one unit; used as a LogTail is.
+
+    `clock` gives monotonic seconds; `since` is the Unix time the history begins at.  `heard` says whether the unit
+    ever wrote there: until then the log is no evidence.
+    """
+
+    path: str
+    since: float
+    clock: Callable[[], float]
+    program: str = field(default_factory=find_program)
+    root: str = "/"
+    owner: int | None = None
+    bytes_read: int = 0
+    rotations: int = 0
+    truncations: int = 0
+    errors: int = 0
+    backlog: int = 1
+    found: int | None = 1 << 62  # not known before it has told all
+    modified: float | None = None
+    reason: str | None = None
+    heard: bool = False
+    _cursor: str = ""
+    _child: _Child | None = field(default=None, repr=False)
+    _failures: int = 0
+    _retry_at: float = float("-inf")
+    _spoke_at: float = float("-inf")
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """Not that of a file; known as soon as there is somebody to ask."""
+        return (0, 0) if self._child is not None or self.heard else None
+
+    @property
+    def offset(self) -> int:
+        return 0
+
+    def mark(self, offset: int, seal: Callable[..., str]) -> str | None:
+        """After a restart of ours the history is told again: it cannot be found by a number of bytes."""
+        return None
+
+    def read(self, most_bytes: int) -> Iterator[bytes]:
+        """What came since the last call, without waiting for more."""
+        if most_bytes <= 0:
+            return
+        if self._child is None and self.clock() >= self._retry_at:
+            self._start()
+        left = most_bytes
+        while self._child is not None and left > 0:
+            piece = self._available(self._child)
+            if piece is None:
+                break
+            if not piece:
+                self._ended()
+                break
+            left -= len(piece)
+            if text := self._text(self._child, piece):
+                self.bytes_read += len(text)
+                yield text
+        self._settle(left)
+
+    @property
+    def _target(self) -> tuple[str, str]:
+        """Namespace and unit."""
+        namespace, _, unit = self.path.removeprefix(PLACE).partition(":")
+        return namespace, unit
+
+    def close(self) -> None:
+        """End the child."""
+        if (child := self._child) is None:
+            return
+        self._child = None
+        child.process.kill()
+        if child.process.stdout is not None:
+            child.process.stdout.close()
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(_END_SECONDS)
+
+    def _command(self) -> list[str]:
+        namespace, unit = self._target
+        begin = f"--after-cursor={self._cursor}" if self._cursor else f"--since=@{int(self.since)}"
+        return [
+            *(self.program, "--no-pager", "--quiet", "--all", "--follow", "--lines=all", "--output=json"),
+            *(f"--output-fields={_FIELDS}", begin),
+            *([f"--root={self.root}"] if self.root != "/" else []),
+            *([f"--namespace={namespace}"] if namespace else []),
+            f"_SYSTEMD_UNIT={unit}",
+        ]
+
+    def _start(self) -> None:
+        try:
+            process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env={"LC_ALL": "C", "SYSTEMD_COLORS": "0", "PATH": os.environ.get("PATH", os.defpath)},
+            )
+        except OSError:
+            self._fail()
+            return
+        assert process.stdout is not None  # noqa: S101  # the pipe was asked for
+        os.set_blocking(process.stdout.fileno(), False)
+        self._child = _Child(process, self.clock())
+
+    def _available(self, child: _Child) -> bytes | None:
+        """Bytes of the child; empty at its end, None when there are none now."""
+        assert child.process.stdout is not None  # noqa: S101  # as above
+        try:
+            return os.read(child.process.stdout.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _text(self, child: _Child, piece: bytes) -> bytes:
+        block = child.rest + piece
+        end = block.rfind(b"\n") + 1
+        child.rest = block[end:] if len(block) - end <= MOST_RECORD_BYTES else b""
+        texts = list[bytes]()
+        for line in block[:end].split(b"\n"):
+            if (record := parse_record(line, self._target[1])) is None:
+                continue
+            texts.append(record.text)
+            self._cursor = record.cursor or self._cursor
+            self.modified = record.time or self.modified
+        if texts:
+            self.heard = child.spoke = True
+            self.reason, self._failures, self._spoke_at = None, 0, self.clock()
+        return b"".join(texts)
+
+    def _settle(self, left: int) -> None:
+        """Whether all that was there has been told: the child follows, so it does not say."""
+        if left <= 0:
+            self.backlog = 1
+            return
+        quiet_since = max(self._spoke_at, self._child.started if self._child is not None else float("-inf"))
+        if self.clock() - quiet_since >= SETTLE_SECONDS or self.found == self.bytes_read:
+            self.backlog = 0
+            if self.found == 1 << 62:
+                self.found = self.bytes_read
+
+    def _ended(self) -> None:
+        """The child is gone: killed, or the journal's files were removed under it."""
+        self.close()
+        self._fail()
+
+    def _fail(self) -> None:
+        self._failures += 1
+        self._retry_at = self.clock() + min(
+            LONGEST_BREAK_SECONDS, SHORTEST_BREAK_SECONDS * 2 ** min(10, self._failures - 1)
+        )
+        if self._failures > 1:
+            self.errors += self.reason is None
+            self.reason = "error"

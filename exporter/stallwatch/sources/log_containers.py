@@ -1,0 +1,260 @@
+"""From the id of a container to the file its runtime writes stdout and stderr to, by the files of this machine alone.
+
+Docker and nerdctl (json-file), Kubernetes with containerd, cri-o or Docker.  Every path is taken below one root, and
+links are followed by hand: an absolute link below the mounted tree of the host means the host's file, not ours.
+Drivers whose logs cannot be followed as text (Docker's `local`, remote ones, Podman's) are no evidence.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from .procfs import reason_of
+
+log = logging.getLogger(__name__)
+
+MOST_NAMES = 10_000
+"""Names of a folder that are looked at."""
+MOST_DOCUMENT_BYTES = 1 << 20
+MOST_LINKS = 20
+
+_DOCKER_ROOTS = ("var/lib/docker", "var/snap/docker/common/var-lib-docker")
+_REMAPPED = re.compile(r"\d+\.\d+")
+"""Folder of Docker's data when user ids are mapped."""
+_RUNTIME_ROOTS = ("run/containerd", "run/k3s/containerd", "var/snap/microk8s/common/run/containerd")
+_TASK = "io.containerd.runtime.v2.task/k8s.io"
+_CRIO_ROOTS = ("run/containers/storage", "var/lib/containers/storage")
+_PODS = "var/log/pods"
+_LINKS = "var/log/containers"
+_ID = re.compile(r"[0-9a-f]{32}[0-9a-f-]{0,34}")
+_NUMBERED = re.compile(r"(\d{1,9})\.log")
+_POD_FOLDER = re.compile(r"[^_]+_[^_]+_(?P<uid>[^_]+)")
+_TERMINATION_LOG = re.compile(r"/containers/(?P<name>[a-z0-9.-]+)/[0-9a-f]{8} /dev/termination-log ")
+"""In mountinfo: the kubelet mounts a file of the container, in a folder with its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A regular file, or why there is none: `absent` or a read reason; `driver` that writes no such file, if known."""
+
+    path: str = ""
+    reason: str = "absent"
+    driver: str = ""
+
+
+class ContainerLogs:
+    """Looks below one root.  What was found is kept while it is there."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._found: dict[str, str] = {}  # container id -> path
+        self._told: set[str] = set()
+
+    def find(self, container: str, pod: str = "", mountinfo: Callable[[], str] = str) -> Found:
+        """The log of a container.  `pod` is its pod's uid, `mountinfo` that of a process in it (asked if needed)."""
+        if not _ID.fullmatch(container):
+            return Found()
+        if (known := self._found.get(container)) and _is_file(known):
+            return Found(known, "")
+        found = self._search(container, pod, mountinfo)
+        if found.path:
+            self._found[container] = found.path
+        elif known and found.reason == "absent":
+            return Found(known, "")  # between the renaming of the old file and the making of the new one
+        elif found.driver and container not in self._told:
+            self._told.add(container)
+            log.debug("container without a log file", extra={"driver": found.driver})
+        return found
+
+    def forget(self, containers: set[str]) -> None:
+        """Keep what is known of these containers only."""
+        self._found = {name: path for name, path in self._found.items() if name in containers}
+        self._told &= containers
+
+    def _search(self, container: str, pod: str, mountinfo: Callable[[], str]) -> Found:
+        answers = []
+        looks: tuple[Callable[[], Found], ...] = (
+            lambda: self._by_link(container),
+            lambda: self._by_pod(container, pod, mountinfo),
+            lambda: self._by_crio(container),
+            lambda: self._docker(container),
+            lambda: self._nerdctl(container),
+        )
+        for look in looks:
+            try:
+                answer = look()
+            except OSError as error:
+                answer = Found(reason=reason_of(error))
+            if answer.path or answer.driver:
+                return answer
+            answers.append(answer.reason)
+        return Found(reason=next((reason for reason in answers if reason not in ("absent", "vanished")), "absent"))
+
+    # --- Kubernetes ------------------------------------------------------------------------------------------
+
+    def _by_link(self, container: str) -> Found:
+        """`<pod>_<namespace>_<container>-<id>.log`; long names are cut at their end, so the id may be missing."""
+        for name in self._names(_LINKS):
+            if name.endswith(f"-{container}.log"):
+                return self._file(f"{_LINKS}/{name}")
+        return Found()
+
+    def _by_pod(self, container: str, pod: str, mountinfo: Callable[[], str]) -> Found:
+        """`<namespace>_<pod>_<uid>/<container>/<number of the start>.log`."""
+        uid = _plain(pod)
+        for folder in self._names(_PODS) if uid else ():
+            match = _POD_FOLDER.fullmatch(folder)
+            if match is None or _plain(match["uid"]) != uid:
+                continue
+            names = self._names(f"{_PODS}/{folder}")
+            name = names[0] if len(names) == 1 else self._container_name(container, mountinfo)
+            if name in names:
+                return self._newest(f"{_PODS}/{folder}/{name}")
+        return Found()
+
+    def _newest(self, folder: str) -> Found:
+        numbers = [int(match[1]) for name in self._names(folder) if (match := _NUMBERED.fullmatch(name))]
+        return self._file(f"{folder}/{max(numbers)}.log") if numbers else Found()
+
+    def _container_name(self, container: str, mountinfo: Callable[[], str]) -> str:
+        for root in _RUNTIME_ROOTS:
+            annotations = self._document(f"{root}/{_TASK}/{container}/config.json").get("annotations")
+            if isinstance(name := _of(annotations, "io.kubernetes.cri.container-name"), str):
+                return name
+        match = _TERMINATION_LOG.search(mountinfo())
+        return match["name"] if match else ""
+
+    def _by_crio(self, container: str) -> Found:
+        for root in _CRIO_ROOTS:
+            document = self._document(f"{root}/overlay-containers/{container}/userdata/config.json")
+            annotations = document.get("annotations")
+            if isinstance(path := _of(annotations, "io.kubernetes.cri-o.LogPath"), str) and path.endswith(".log"):
+                return self._file(path)
+            if _of(annotations, "io.container.manager") == "libpod":
+                return Found(driver="podman")
+        return Found()
+
+    # --- Docker ----------------------------------------------------------------------------------------------
+
+    def _docker(self, container: str) -> Found:
+        for root in self._docker_roots():
+            folder = f"{root}/containers/{container}"
+            path = self._resolved(folder)
+            if path is None or not os.path.isdir(path):
+                continue
+            driver = _of(self._document(f"{folder}/hostconfig.json").get("LogConfig"), "Type")
+            if driver not in (None, "", "json-file"):
+                return Found(driver=str(driver) if driver in _DRIVERS else "other")
+            named = self._document(f"{folder}/config.v2.json").get("LogPath")
+            if isinstance(named, str) and named.endswith(f"/{container}-json.log"):
+                found = self._file(named)
+                if found.path:
+                    return found
+            found = self._file(f"{folder}/{container}-json.log")
+            if not found.path and self._resolved(f"{folder}/local-logs") is not None:
+                return Found(driver="local")
+            return found
+        return Found()
+
+    def _docker_roots(self) -> Iterator[str]:
+        for root in _DOCKER_ROOTS:
+            yield root
+            yield from (f"{root}/{name}" for name in self._names(root) if _REMAPPED.fullmatch(name))
+
+    def _nerdctl(self, container: str) -> Found:
+        top = "var/lib/nerdctl"
+        for address in self._names(top):
+            for namespace in self._names(f"{top}/{address}/containers"):
+                found = self._file(f"{top}/{address}/containers/{namespace}/{container}/{container}-json.log")
+                if found.path:
+                    return found
+        return Found()
+
+    # --- below the root --------------------------------------------------------------------------------------
+
+    def _names(self, folder: str) -> list[str]:
+        """Names in a folder; none where there is none."""
+        path = self._resolved(folder)
+        if path is None:
+            return []
+        try:
+            with os.scandir(path) as entries:
+                return [entry.name for entry in islice(entries, MOST_NAMES)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _file(self, path: str) -> Found:
+        real = self._resolved(path)
+        return Found(real, "") if real is not None and _is_file(real) else Found()
+
+    def _document(self, path: str) -> dict[str, Any]:
+        """A JSON document of the runtime; empty where there is none, or while it is written anew."""
+        real = self._resolved(path)
+        if real is None or not _is_file(real):
+            return {}
+        with open(real, "rb") as file:
+            content = file.read(MOST_DOCUMENT_BYTES)
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def _resolved(self, path: str) -> str | None:
+        """The path without links, each followed below the root; None when it does not exist."""
+        left, done, links = deque(path.split("/")), list[str](), 0
+        while left:
+            part = left.popleft()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                del done[-1:]
+                continue
+            here = os.path.join(self._root, *done, part)
+            try:
+                status = os.lstat(here)
+                if not stat.S_ISLNK(status.st_mode):
+                    done.append(part)
+                    continue
+                target = os.readlink(here)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            links += 1
+            if links > MOST_LINKS:
+                return None
+            if target.startswith("/"):
+                done = []
+            left.extendleft(reversed(target.split("/")))
+        return os.path.join(self._root, *done)
+
+
+_DRIVERS = frozenset(
+    ("none", "local", "journald", "syslog", "gelf", "fluentd", "awslogs", "splunk", "etwlogs", "gcplogs", "logentries")
+)
+"""Docker's drivers that write no file of text; a plug-in may have any name."""
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _of(document: object, key: str) -> object:
+    return document.get(key) if isinstance(document, dict) else None
+
+
+def _plain(uid: str) -> str:
+    """A pod's uid as it is compared: with dashes, underscores or nothing between its parts it is the same."""
+    return uid.replace("-", "").replace("_", "").lower()
