@@ -346,6 +346,16 @@ def test_of_a_plain_silence_no_check_speaks_but_the_last() -> None:
     assert [check.__name__ for check in CHECKS if check(STUCK, T, None) is not None] == ["still"]
 
 
+@pytest.mark.parametrize(("unserved", "state"), [(60.0, "failed"), (59.0, "working"), (None, "working")])
+def test_a_fatal_line_in_a_server_that_owes_work_and_stands_still_has_failed(
+    unserved: float | None, state: str
+) -> None:
+    """Its first process may live on and answer health checks after the engine died elsewhere."""
+    owing = replace(READY, fatal_age=70.0, demand=2.0, unserved_age=unserved, channels=CPU_FLAT)
+
+    assert judged(owing)[0] == state
+
+
 def test_a_fatal_line_in_a_server_that_is_ready_needs_a_death() -> None:
     """Nothing moves in a server that nobody asks anything: its silence confirms nothing."""
     assert judged(replace(READY, fatal_age=600.0))[0] == "idle"
@@ -447,6 +457,10 @@ def test_a_kill_much_later_is_another_story() -> None:
 
 def test_a_kill_does_not_replace_what_the_log_said() -> None:
     assert again(replace(DIED, oom_age=0.0), "fatal_log")[1] == "fatal_log"
+
+
+def test_a_kill_during_an_orderly_end_does_not_become_the_reason_of_an_earlier_failure() -> None:
+    assert again(replace(DIED, oom_age=0.0, shutdown_age=5.0), "exited")[1] == "exited"
 
 
 # --- orderly ends, and what ends together with the first process -----------------------------------------------

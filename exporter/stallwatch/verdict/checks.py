@@ -55,7 +55,7 @@ def stays_failed(evidence: Evidence, thresholds: Thresholds, previous: Verdict |
     """
     if previous is None or previous.state != "failed":
         return None
-    killed = previous.reason in ("rank_dead", "exited") and _was_killed(evidence)
+    killed = previous.reason in ("rank_dead", "exited") and out_of_memory(evidence, thresholds, None) is not None
     return Finding("failed", "out_of_memory" if killed else previous.reason, previous.suspect_rank)
 
 
@@ -120,7 +120,8 @@ def fatal_log(evidence: Evidence, thresholds: Thresholds, previous: Verdict | No
     confirmed = any(abs(age - evidence.fatal_age) <= ROOT_GRACE_SECONDS for age in _ends(evidence))
     still_since = min(evidence.progress_age, evidence.fatal_age)
     silent = still_since >= thresholds.window and _nothing_moves(evidence, thresholds.window)
-    if confirmed or (silent and not evidence.ready):  # nothing moves in a server that nobody asks anything
+    # In a ready server that owes nothing, nothing moves anyway.
+    if confirmed or (silent and (not evidence.ready or (evidence.unserved_age or 0.0) >= thresholds.window)):
         rank = first_dead(evidence) if evidence.deaths else awaited_rank(evidence, thresholds.window)
         return Finding("failed", "fatal_log", rank)
     return None
