@@ -2,7 +2,8 @@
 
 stage.py    a node, its servers and processes, a clock; writes the lines of a recording
 pieces.py   what servers do: load, compile, wait at a barrier, serve, stand still
-startup.py serving.py traps.py   the cases, from those pieces
+startup.py serving.py traps.py edges.py   the stories, from those pieces
 corpus.py   case -> how to make it
 truth.yaml  case -> what a verdict must say, and by when
+truth.py twins.py played.py   the table read, twins compared, a case replayed
 """

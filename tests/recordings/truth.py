@@ -24,6 +24,7 @@ class Truth:
     rank: str | None
     twin: str | None
     report: str
+    first: str  # the reason when it first stood, where something else stands at the end
 
 
 def load_truth() -> dict[str, Truth]:
@@ -38,6 +39,7 @@ def load_truth() -> dict[str, Truth]:
             rank=row["rank"],
             twin=row.get("twin"),
             report=row["report"],
+            first=row.get("first", row["reason"]),
         )
         for row in rows
     ]
@@ -94,11 +96,16 @@ def _false_pages(truth: Truth, result: Outcome) -> list[str]:
 
 
 def _too_late(truth: Truth, result: Outcome) -> list[str]:
-    """Whether the page (or the suspicion) stood in time, and stood on the changes of that time."""
+    """Whether the page (or the suspicion) stood in time, and for the right reason from the first."""
     if truth.kind == "never" or result.silent_at is None or truth.by is None:
         return []
-    came = first(result, PAGES if truth.kind == "page" else ("suspect",))
+    states = PAGES if truth.kind == "page" else ("suspect",)
+    came = next((change for change in result.changes if change["state"] in states), None)
     if came is None:
         return ["late: never"]
-    seconds = came - result.silent_at
-    return [f"late: {seconds:.0f} s, must be {truth.by} s"] if seconds > truth.by + 1e-6 else []
+    found, seconds = [], came["t"] - result.silent_at
+    if seconds > truth.by + 1e-6:
+        found.append(f"late: {seconds:.0f} s, must be {truth.by} s")
+    if came["reason"] != truth.first:
+        found.append(f"reason first {came['reason']}, must be {truth.first}")
+    return found
