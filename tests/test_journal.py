@@ -56,7 +56,8 @@ class Child:
     def comes(self) -> bool:
         """Wait for the child to write or to end."""
         child = self.tail._child
-        return child is not None and bool(select.select([child.process.stdout], [], [], 20)[0])
+        pipe = child.process.stdout if child is not None else None
+        return pipe is not None and bool(select.select([pipe], [], [], 20)[0])
 
     def until_it_ends(self) -> bytes:
         text, child = b"".join(self.tail.read(1 << 20)), self.tail._child

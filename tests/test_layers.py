@@ -47,6 +47,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_decode": "",
     "sources.log_lines": "model startup frameworks config",
     "sources.log_places": "model",
+    "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.procfs",
     "sources.log_tail": "model",
     "sources.logs": "model signals startup config frameworks sources sources.log_lines sources.log_places"
     " sources.log_tail",
@@ -58,10 +59,10 @@ ALLOWED: Mapping[str, str] = {
     "sources.node": "model signals sources sources.locks sources.procfs",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
-    " sources.cgroup_state sources.discovery sources.members sources.process_table sources.procfs sources.readings"
-    " sources.unit_state",
+    " sources.cgroup_state sources.discovery sources.log_streams sources.members sources.process_table sources.procfs"
+    " sources.readings sources.unit_state",
     "sources.procfs": "model descriptors",
-    "sources.readings": "model signals sources.members sources.procfs",
+    "sources.readings": "model signals sources.log_streams sources.members",
     "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
     "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",

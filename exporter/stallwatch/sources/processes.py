@@ -23,6 +23,7 @@ from .blocking_reads import BlockingReads, CommandLine, CommandLines
 from .cgroup_state import CgroupFiles, Surroundings
 from .cgroups import Cgroup, Placement, parse_cgroup
 from .discovery import COMPILERS, Command, Facts, matched_part, understand
+from .log_streams import StreamPlaces
 from .members import LONE_RANK, SECOND_LOOK_SECONDS, Member, Tracked
 from .process_table import Known, ProcessTable
 from .procfs import CLOCK_TICKS, ProcFs
@@ -108,6 +109,7 @@ class Processes:
         self._reads = reads or BlockingReads(host.proc, host.read_deadline_seconds)
         self._table = ProcessTable(self._proc, self._reads.command_line, self._understand)
         self._groups = CgroupFiles(host.root)
+        self._streams = StreamPlaces.of(self._proc, host.root)
         self._units = units or UnitStates(find_program(host.root))
         self._room = Room(shares().members if most_kept is None else most_kept)
         self._children: dict[int, list[Known]] = {}
@@ -163,7 +165,7 @@ class Processes:
         self._reads.rest()
         self._forget(now.monotonic)
         for tracked in self._tracked.values():
-            yield from report(self._proc, tracked)
+            yield from report(self._streams, tracked)
         yield from self._report_absent()
         yield from self._report_unidentified()
 
@@ -519,6 +521,7 @@ class Processes:
         for name, tracked in tuple(self._tracked.items()):
             if tracked.ended_at is not None and now - tracked.ended_at > self._config.retention:
                 del self._tracked[name]
+        self._streams.containers.forget({tracked.placement.container_id for tracked in self._tracked.values()})
         self._left = {process for process in self._left if self._table.find(process)}
         self._dropped = {process for process in self._dropped if self._table.find(process)}
         self._refused = {process for process in self._refused if self._table.find(process)}

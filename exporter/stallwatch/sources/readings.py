@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat as file_types
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .. import signals
 from ..model import LogPlace, Observation, Process, ProcessId, Reading, Server, Signal
+from .log_streams import NO_LOG, StreamPlaces, Whose
 from .members import COUNTERS, LONE_RANK, Member, Tracked
-from .procfs import ProcFs, reason_of
 
 VIRTUAL_MEMORY = Signal(
     "process_virtual_memory_bytes",
@@ -19,10 +18,8 @@ VIRTUAL_MEMORY = Signal(
     "rank",
 )
 
-_NO_LOG = "absent"
 
-
-def report(proc: ProcFs, tracked: Tracked) -> Iterator[Observation]:
+def report(streams: StreamPlaces, tracked: Tracked) -> Iterator[Observation]:
     """Everything about one server; after its end only that it is gone, and whether that was orderly."""
     name = tracked.name
     yield signals.SERVER_ALIVE.read(float(not tracked.root_gone), name)
@@ -35,7 +32,7 @@ def report(proc: ProcFs, tracked: Tracked) -> Iterator[Observation]:
     yield from _ranks(tracked)
     if tracked.ended_at is not None:
         return
-    yield server_of(proc, tracked)
+    yield server_of(streams, tracked)
     yield from _answers(signals.SERVER_FROZEN, [tracked.around.frozen], name)
     yield from _usage(tracked)
     for kind, seconds in tracked.children.seconds.items():
@@ -118,7 +115,7 @@ def _memory(member: Member, field: str) -> float | str:
     return float(getattr(member.usage.stat, field))
 
 
-def server_of(proc: ProcFs, tracked: Tracked) -> Server:
+def server_of(streams: StreamPlaces, tracked: Tracked) -> Server:
     facts, placement, configured = tracked.facts, tracked.placement, tracked.configured
     port = facts.port or (tracked.framework.default_port if tracked.role == "server" else None)
     return Server(
@@ -132,7 +129,7 @@ def server_of(proc: ProcFs, tracked: Tracked) -> Server:
             for member in tracked.members.values()
             if member.missing_since is None
         ),
-        logs=_logs(proc, tracked),
+        logs=_logs(streams, tracked),
         ports=(port,) if port and tracked.role == "server" and not facts.headless else (),
         health=configured.health if configured else None,
         starts=tracked.starts,
@@ -153,13 +150,13 @@ def server_of(proc: ProcFs, tracked: Tracked) -> Server:
     )
 
 
-def _logs(proc: ProcFs, tracked: Tracked) -> tuple[LogPlace, ...]:
+def _logs(streams: StreamPlaces, tracked: Tracked) -> tuple[LogPlace, ...]:
     """The configured files, else where stdout and stderr of the first process go."""
     configured, holder = tracked.configured, tracked.holder
     if configured is not None and configured.logs:
         owner = holder.user if holder is not None else 0
         return tuple(LogPlace(name, path, owner=owner) for path, name in log_names(configured.logs).items())
-    return _streams(proc, tracked, holder.id) if holder is not None else ()
+    return _streams(streams, tracked, holder.id) if holder is not None else ()
 
 
 def log_names(paths: Sequence[str]) -> dict[str, str]:
@@ -175,16 +172,17 @@ def log_names(paths: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _streams(proc: ProcFs, tracked: Tracked, process: ProcessId) -> tuple[LogPlace, ...]:
+def _streams(streams: StreamPlaces, tracked: Tracked, process: ProcessId) -> tuple[LogPlace, ...]:
     """A file keeps its first name when it is renamed, and gives it to the file that takes its place."""
     before, after = tracked.log_names, dict[tuple[ProcessId | int, int], str]()
     places: list[LogPlace] = []
+    whose = Whose(process.pid, tracked.placement, tracked.started_at)
     for fd, stream in ((1, "stdout"), (2, "stderr")):
-        place = stream_place(proc, process.pid, fd, stream)
+        place = streams.place(whose, fd, stream)
         file, slot = (place.device, place.inode), (process, fd)
-        if place.path and file in after:
+        if place.path and (file in after or any(place.path == other.path for other in places)):
             continue
-        known = before.get(slot) if place.reason != _NO_LOG else None
+        known = before.get(slot) if place.reason != NO_LOG else None
         name = (before.get(file) if place.path else None) or known or place.name
         if any(other.name == name for other in places):
             name = stream
@@ -195,17 +193,3 @@ def _streams(proc: ProcFs, tracked: Tracked, process: ProcessId) -> tuple[LogPla
             after[slot] = known
     tracked.log_names = after
     return tuple(places)
-
-
-def stream_place(proc: ProcFs, pid: int, fd: int, stream: str) -> LogPlace:
-    """Where a standard stream goes.  Only a regular file can be read; nothing else is ever opened."""
-    path = proc.path(pid, "fd", str(fd))
-    try:
-        target = os.readlink(path)
-        status = os.stat(path)
-    except OSError as error:
-        return LogPlace(stream, reason=reason_of(error))
-    if not file_types.S_ISREG(status.st_mode):
-        return LogPlace(stream, reason=_NO_LOG)
-    name = os.path.basename(target.removesuffix(" (deleted)")) or stream
-    return LogPlace(name, path, None, status.st_dev, status.st_ino)
