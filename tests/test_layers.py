@@ -45,12 +45,13 @@ ALLOWED: Mapping[str, str] = {
     "sources.journal": "",
     "sources.log_containers": "sources.procfs",
     "sources.log_decode": "",
+    "sources.log_earlier": "",
     "sources.log_lines": "model startup frameworks config",
     "sources.log_places": "model",
     "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.procfs",
     "sources.log_tail": "model",
-    "sources.logs": "model signals startup config frameworks sources sources.log_lines sources.log_places"
-    " sources.log_tail",
+    "sources.logs": "model signals startup config frameworks sources sources.journal sources.log_decode"
+    " sources.log_earlier sources.log_lines sources.log_places sources.log_tail",
     "sources.members": "model descriptors signals config frameworks sources.cgroups sources.cgroup_state"
     " sources.discovery sources.process_table sources.procfs",
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
@@ -89,7 +90,11 @@ ALLOWED: Mapping[str, str] = {
     "web": ". model descriptors config printable exposition presentation",
     # On top of all.
     "log_format": "",
-    "parse": "model strict_yaml startup config frameworks sources.log_kind sources.log_lines",
+    "parse_input": "printable strict_yaml sources.log_decode",
+    "parse_silences": "frameworks parse_input sources.log_lines",
+    "parse_text": "sources.log_kind",
+    "parse": "model strict_yaml startup config frameworks parse_input parse_silences parse_text sources.log_kind"
+    " sources.log_lines",
     "assembly": "model strict_yaml config frameworks sources sources.logs sources.processes sources.table daemon poller"
     " memory",
     "catalogue": "model signals sources.table daemon exposition",

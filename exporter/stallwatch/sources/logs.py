@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator, Iterator
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ..frameworks import Framework
@@ -28,6 +28,10 @@ from ..model import (
 )
 from ..signals import LOG_BYTES, REQUESTS_RUNNING, REQUESTS_WAITING
 from . import Host, Moment
+from .journal import PLACE as JOURNAL
+from .journal import JournalTail
+from .log_decode import Part, StreamUnwrapper
+from .log_earlier import CHUNK_BYTES, Earlier, earlier_files, is_runtimes, read_earlier
 from .log_lines import Batch, Hit, LogScanner, seconds_between
 from .log_places import LogPlaces
 from .log_tail import FolderWatch, Identity, LogTail
@@ -45,6 +49,8 @@ TOLD_ONCE = frozenset(("error", "watchdog", "waiting", "lock_wait", "stats"))
 LONGEST_LOG_SECONDS = 10 * 366 * 86400.0
 """Times printed further apart than this are no times."""
 FALLBACK = "generic"
+ALL = 1 << 62
+"""More bytes than any file has."""
 KEPT_TURNS = 64
 """Turns of which it is remembered how far the logs were read: more than may wait for the daemon."""
 
@@ -85,17 +91,49 @@ LOG_ERRORS = Signal(
 )
 
 
-class _Log:
-    """One place of one server: the bytes, what they say, and since when they come as they are written."""
+@dataclass(slots=True)
+class _Voice:
+    """One log as it is told of: a whole file, or one stream of a file that a container runtime wrote.
 
-    def __init__(self, place: LogPlace, scanner: LogScanner) -> None:
-        self.place, self.scanner = place, scanner
-        self.tail = LogTail(place.path, self._at_boundary, place.owner)
-        self.last_line: float | None = None  # Unix time
+    `bytes_read`: on disk; `heard`: Unix time the runtime gave to its last line; `last_line`: when that arrived.
+    """
+
+    name: str
+    scanner: LogScanner
+    bytes_read: int = 0
+    heard: float | None = None
+    last_line: float | None = None
+
+
+_Heard = tuple[_Voice, Batch]
+
+
+class _Log:
+    """One place of one server: the bytes, what they say, and since when they come as they are written.
+
+    `name_of` names a stream that speaks in a file for the first time.
+    """
+
+    def __init__(
+        self,
+        place: LogPlace,
+        tail: LogTail | JournalTail,
+        make_scanner: Callable[[], LogScanner],
+        name_of: Callable[[str], str],
+    ) -> None:
+        self.place, self.tail = place, tail
+        self.voices: dict[str, _Voice] = {}  # by stream, "" for a file that no runtime wrote
         self.told: int | None = None  # bytes whose events were told before a restart of ours; None = not known yet
         self.marked = 0, ""  # bytes read, and their mark
+        self.earlier: list[Earlier] | None = None  # files of before that are still to be read; None = not looked for
+        self._make_scanner, self._name_of = make_scanner, name_of
+        self._unwrapper = StreamUnwrapper()
+        self._past: Iterator[list[_Heard]] | None = None
+        self._truncations = 0
         self._caught_up = False
-        self._pending: list[Batch] = []
+        self._pending: list[_Heard] = []
+        if isinstance(tail, LogTail):
+            tail.boundary = self._at_boundary
 
     @property
     def is_history(self) -> bool:
@@ -107,27 +145,88 @@ class _Log:
         """Whether the log is open and part of what it held then is still to be read: its counts are not whole."""
         return not self._caught_up and self.tail.identity is not None
 
-    def read(self, most_bytes: int) -> Iterator[Batch]:
+    @property
+    def is_behind(self) -> bool:
+        return bool(self.tail.backlog or self.earlier or self._past)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is not known to be this server's: a unit that never wrote to the journal."""
+        return isinstance(self.tail, JournalTail) and not self.tail.heard
+
+    def be_ready(self) -> None:
+        for voice in self.voices.values():
+            if not voice.scanner.ready:
+                voice.scanner.be_ready()
+
+    def read(self, most_bytes: int) -> Iterator[_Heard]:
         """Read on; the batches of this turn.  What was told before a restart says only who is which rank."""
         tail = self.tail
+        most_bytes = yield from self._read_earlier(most_bytes)
         while (left := (self.told or 0) - tail.bytes_read) > 0 and most_bytes > 0:
             before = tail.bytes_read
-            yield from (Batch(names=batch.names) for batch in self._read(min(most_bytes, left)))
+            yield from map(_names_only, self._read(min(most_bytes, left)))
             most_bytes -= tail.bytes_read - before
             if tail.rotations or tail.truncations or tail.bytes_read == before:
                 self.told = 0  # it is another file by now
         yield from self._read(most_bytes)
 
-    def _read(self, most_bytes: int) -> Iterator[Batch]:
+    def _read_earlier(self, most_bytes: int) -> Generator[_Heard, None, int]:
+        """Files of before, each in its turn; returns how many bytes may still be read."""
+        while self.earlier and most_bytes > 0:
+            file = self.earlier[0]
+            self._past = self._past or self._chunks_of(file)
+            for heard in self._past:
+                yield from heard
+                most_bytes -= CHUNK_BYTES
+                if most_bytes <= 0:
+                    return 0
+            self._past = None
+            del self.earlier[0]
+        return most_bytes
+
+    def _chunks_of(self, file: Earlier) -> Iterator[list[_Heard]]:
+        left = file.told
+        for chunk in read_earlier(file):
+            if old := chunk[: max(0, left)]:
+                yield list(map(_names_only, self._feed(old)))
+            if new := chunk[len(old) :]:
+                yield list(self._feed(new))
+            left -= len(chunk)
+        yield list(self._hear(self._unwrapper.leave()))
+
+    def _read(self, most_bytes: int) -> Iterator[_Heard]:
         for chunk in self.tail.read(most_bytes):
             yield from self._take_pending()
-            yield self.scanner.feed(chunk)
+            yield from self._feed(chunk)
         yield from self._take_pending()
 
-    def turn_done(self, had_bytes: bool, wall: float) -> None:
-        if had_bytes:
-            self.last_line = wall if self._caught_up else self.tail.modified
+    def _feed(self, chunk: bytes) -> Iterator[_Heard]:
+        return self._hear(self._unwrapper.feed(chunk))
+
+    def _hear(self, parts: dict[str, Part]) -> Iterator[_Heard]:
+        for stream, part in parts.items():
+            voice = self.voices.get(stream)
+            if voice is None:
+                name = self._name_of(stream) if stream else self.place.name
+                voice = self.voices[stream] = _Voice(name, self._make_scanner())
+            voice.bytes_read += part.size
+            voice.heard = part.time if part.time is not None else voice.heard
+            yield voice, voice.scanner.feed(part.text)
+
+    def finish(self) -> list[_Heard]:
+        """Nothing more will come: what has no line end is a line all the same."""
+        left = list(self._hear(self._unwrapper.leave()))
+        return [*left, *((voice, voice.scanner.finish()) for voice in self.voices.values())]
+
+    def turn_done(self, spoke: Collection[_Voice], wall: float) -> None:
+        for voice in spoke:
+            voice.last_line = wall if self._caught_up else self.modified(voice)
         self._caught_up = self._caught_up or self._history_is_read()
+
+    def modified(self, voice: _Voice) -> float | None:
+        """Unix time of the last line of a voice: as its runtime says, else the file's last change."""
+        return voice.heard if voice.heard is not None else self.tail.modified
 
     def move(self, place: LogPlace) -> None:
         """The same file is reached by another path now."""
@@ -136,14 +235,28 @@ class _Log:
     def _history_is_read(self) -> bool:
         """All that was there at the first look: a log that is written faster than read never has no backlog."""
         tail = self.tail
-        return tail.identity is not None and (not tail.backlog or tail.bytes_read >= (tail.found or 0))
+        is_read = not tail.backlog or tail.bytes_read >= (tail.found or 0)
+        return tail.identity is not None and is_read and not self.earlier and self._past is None
 
     def _at_boundary(self) -> None:
-        self._pending.append(self.scanner.finish())
+        """Another file follows, or the same one anew.
 
-    def _take_pending(self) -> list[Batch]:
+        A line that a runtime wrote in pieces may go on in the file it made when it moved this one aside.
+        """
+        if self._unwrapper.form and self.tail.truncations == self._truncations:
+            self._pending.extend(self._hear(self._unwrapper.leave()))
+            return
+        self._truncations = self.tail.truncations
+        self._pending.extend(self.finish())
+        self._unwrapper = StreamUnwrapper()
+
+    def _take_pending(self) -> list[_Heard]:
         pending, self._pending = self._pending, []
         return pending
+
+
+def _names_only(heard: _Heard) -> _Heard:
+    return heard[0], Batch(names=heard[1].names)
 
 
 @dataclass(slots=True)
@@ -153,7 +266,7 @@ class _ServerLogs:
     root: ProcessId
     places: LogPlaces
     logs: dict[str, _Log] = field(default_factory=dict)
-    before: dict[str, Counter[str]] = field(default_factory=dict)  # of closed logs: log -> counts
+    before: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)  # of closed ones: place -> log -> counts
     events_before: Counter[str] = field(default_factory=Counter)
     errors_before: Counter[str] = field(default_factory=Counter)
     absent_turns: int = 0
@@ -161,10 +274,18 @@ class _ServerLogs:
     def drop(self, name: str) -> None:
         """Close a log; what it counted stays counted."""
         log = self.logs.pop(name)
-        self.before.setdefault(name, Counter()).update(_counts(log))
-        self.events_before.update(log.scanner.events)
-        self.errors_before.update(log.scanner.errors)
+        before = self.before.setdefault(name, {})
+        for voice in log.voices.values():
+            before.setdefault(voice.name, Counter()).update(_counts(log, voice))
+            self.events_before.update(voice.scanner.events)
+            self.errors_before.update(voice.scanner.errors)
         log.tail.close()
+
+    def name_of(self, place: LogPlace, stream: str) -> str:
+        """The name of a stream in a runtime's file: its own, unless another log has it."""
+        taken = {name for name in self.logs if name != place.name}
+        taken |= {voice.name for name, log in self.logs.items() if name != place.name for voice in log.voices.values()}
+        return f"{place.name}-{stream}" if stream in taken else stream
 
     def close(self) -> None:
         for log in self.logs.values():
@@ -173,8 +294,9 @@ class _ServerLogs:
     def totals(self) -> tuple[Counter[str], Counter[str]]:
         events, errors = Counter(self.events_before), Counter(self.errors_before)
         for log in self.logs.values():
-            events.update(log.scanner.events)
-            errors.update(log.scanner.errors)
+            for voice in log.voices.values():
+                events.update(voice.scanner.events)
+                errors.update(voice.scanner.errors)
         return events, errors
 
 
@@ -189,12 +311,16 @@ _COUNTERS = (
 )
 
 
-def _counts(log: _Log) -> Counter[str]:
-    """signal name -> value, of one log."""
-    scanner, tail = log.scanner, log.tail
+def _counts(log: _Log, voice: _Voice | None = None) -> Counter[str]:
+    """signal name -> value, of one log; all zero but those of the file while nothing was read."""
+    tail = log.tail
+    if voice is None:
+        values: tuple[int, ...] = (0, 0, 0, 0, tail.rotations, tail.truncations, tail.errors)
+        return Counter({signal.name: value for signal, value in zip(_COUNTERS, values, strict=True)})
+    scanner = voice.scanner
     values = (
         scanner.lines,
-        tail.bytes_read,
+        voice.bytes_read,
         scanner.unmatched,
         scanner.heartbeats,
         tail.rotations,
@@ -227,6 +353,8 @@ class Logs:
         self._servers: dict[str, _ServerLogs] = {}
         self._watch = FolderWatch(lambda: self.wake() if self.wake is not None else None)
         self._proc = os.path.join(str(host.proc), "")
+        self._root = str(host.root)
+        self._now = 0.0
         self.wake: Callable[[], None] | None = None
         self.again_seconds: float | None = None
         self.dropped_logs = 0  # logs that found no room, so far
@@ -242,6 +370,7 @@ class Logs:
         A log that cannot be read is a log_bytes_total without value and with the reason; so is one whose history
         is not read to its end yet (`timeout`), so that its counters begin with the whole history.
         """
+        self._now = now.monotonic
         present = {server.name for server in scene.servers}
         refused, self._refused = self._refused, set()
         for server in scene.servers:
@@ -265,12 +394,14 @@ class Logs:
         logs.absent_turns = 0
         yield from self._arrange(logs, server, now.monotonic)
         for log in logs.logs.values():
-            if ready and not log.scanner.ready:
-                log.scanner.be_ready()
+            if ready:
+                log.be_ready()
             if log.told is None and self.seal is not None:
                 self._pass_over(log, server)
+            if log.earlier is None:
+                self._look_back(log, server)
             yield from self._read_log(log, server.name, now, demand=not server.metrics_enabled)
-            yield from self._log_readings(log, server.name, logs.before.get(log.place.name, Counter()))
+            yield from self._log_readings(log, server.name, logs.before.get(log.place.name, {}))
         if any(log.catching_up for log in logs.logs.values()):
             return  # a part of the history now would be a step later
         events, errors = logs.totals()
@@ -281,7 +412,7 @@ class Logs:
 
     def _arrange(self, logs: _ServerLogs, server: Server, at: float) -> Iterator[Reading]:
         """Open and close logs so that they are those of the server's places, each file once."""
-        places = _distinct(logs.places.files(server.logs, at))
+        places = _distinct(logs.places.files(tuple(map(self._rooted, server.logs)), at))
         restarted = logs.root != server.root
         logs.root = server.root
         for name in list(logs.logs):
@@ -301,8 +432,25 @@ class Logs:
             if place.reason or room <= 0:
                 yield LOG_BYTES.missing(place.reason or "error", server.name, name)
                 continue
-            logs.logs[name] = _Log(place, LogScanner(self._framework(server.framework), self._limits))
+            logs.logs[name] = self._log(logs, place, server)
             room -= 1
+
+    def _log(self, logs: _ServerLogs, place: LogPlace, server: Server) -> _Log:
+        framework = self._framework(server.framework)
+        tail: LogTail | JournalTail
+        if place.path.startswith(JOURNAL):
+            tail = JournalTail(place.path, server.started_at, lambda: self._now, root=self._root)
+        else:
+            tail = LogTail(place.path, owner=place.owner)
+        return _Log(
+            place, tail, lambda: LogScanner(framework, self._limits), lambda stream: logs.name_of(place, stream)
+        )
+
+    def _rooted(self, place: LogPlace) -> LogPlace:
+        """A path that a person wrote is one of the machine that is looked at."""
+        if place.owner is None or self._root == "/":
+            return place
+        return replace(place, path=os.path.join(self._root, place.path.lstrip("/")))
 
     def _framework(self, name: str) -> Framework:
         return self._frameworks.get(name) or self._frameworks[FALLBACK]
@@ -312,6 +460,8 @@ class Logs:
         logs.absent_turns += 1
         for log in logs.logs.values():
             yield from self._read_log(log, name, now, demand=False)
+            if logs.absent_turns >= LAST_WORDS_READS:
+                yield from self._tell(log, name, log.finish(), now, demand=False)
         if logs.absent_turns >= LAST_WORDS_READS:
             logs.close()
             del self._servers[name]
@@ -319,34 +469,44 @@ class Logs:
     # --- one log -----------------------------------------------------------------------------------------
 
     def _read_log(self, log: _Log, server: str, now: Moment, demand: bool) -> Iterator[Observation]:
-        before, batches = log.tail.bytes_read, list(log.read(self._turn_bytes))
-        at = now.monotonic
-        if log.is_history and log.tail.modified is not None and not log.told:
-            at -= max(0.0, now.wall - log.tail.modified)
-        for pid, rank in {pid: rank for batch in batches for pid, rank in batch.names.items()}.items():
+        before = {stream: voice.bytes_read for stream, voice in log.voices.items()}
+        yield from self._tell(log, server, list(log.read(self._turn_bytes)), now, demand)
+        log.turn_done([v for stream, v in log.voices.items() if v.bytes_read > before.get(stream, 0)], now.wall)
+
+    def _tell(self, log: _Log, server: str, heard: list[_Heard], now: Moment, demand: bool) -> Iterator[Observation]:
+        for pid, rank in {pid: rank for _, batch in heard for pid, rank in batch.names.items()}.items():
             yield RankName(server, pid, rank)
-        hits = _told([hit for batch in batches for hit in batch.hits])
-        for hit in hits:
-            yield Event(at, server, hit.event, hit.rank, log.place.name, hit.fields, _dated(log, hit))
+        hits: list[Hit] = []
+        for voice in log.voices.values():
+            told = _told([hit for speaker, batch in heard if speaker is voice for hit in batch.hits])
+            at, modified = now.monotonic, log.modified(voice)
+            if log.is_history and modified is not None and not log.told:
+                at -= max(0.0, now.wall - modified)
+            for hit in told:
+                yield Event(at, server, hit.event, hit.rank, voice.name, hit.fields, _dated(voice, modified, hit))
+            hits += told
         if demand and hits:
             yield from _demand(server, hits)
-        log.turn_done(log.tail.bytes_read > before, now.wall)
 
-    def _log_readings(self, log: _Log, server: str, before: Counter[str]) -> Iterator[Reading]:
-        name, counts = log.place.name, _counts(log)
-        if log.tail.reason is not None:
-            yield LOG_READ_ERRORS.read(float(counts[LOG_READ_ERRORS.name] + before[LOG_READ_ERRORS.name]), server, name)
-            yield LOG_BYTES.missing(log.tail.reason, server, name)
+    def _log_readings(self, log: _Log, server: str, before: dict[str, Counter[str]]) -> Iterator[Reading]:
+        if log.is_silent:
             return
-        if log.catching_up:
+        voices: dict[str, _Voice | None] = {voice.name: voice for voice in log.voices.values()}
+        for name, voice in (voices or {log.place.name: None}).items():
+            counts, base = _counts(log, voice), before.get(name, Counter())
+            if log.tail.reason is not None:
+                errors = LOG_READ_ERRORS.name
+                yield LOG_READ_ERRORS.read(float(counts[errors] + base[errors]), server, name)
+                yield LOG_BYTES.missing(log.tail.reason, server, name)
+                continue
             yield LOG_BACKLOG.read(float(log.tail.backlog), server, name)
-            yield LOG_BYTES.missing("timeout", server, name)
-            return
-        for signal in _COUNTERS:
-            yield signal.read(float(counts[signal.name] + before[signal.name]), server, name)
-        yield LOG_BACKLOG.read(float(log.tail.backlog), server, name)
-        if log.last_line is not None:
-            yield LOG_LAST_LINE.read(log.last_line, server, name)
+            if log.catching_up:
+                yield LOG_BYTES.missing("timeout", server, name)
+                continue
+            for signal in _COUNTERS:
+                yield signal.read(float(counts[signal.name] + base[signal.name]), server, name)
+            if voice is not None and voice.last_line is not None:
+                yield LOG_LAST_LINE.read(voice.last_line, server, name)
 
     # --- over a restart of ours ----------------------------------------------------------------------------
 
@@ -358,6 +518,23 @@ class Logs:
             return
         told, mark = self.told_before(server, log.place.name, file) or (0, "")
         log.told = told if told and self.seal is not None and log.tail.mark(told, self.seal) == mark else 0
+
+    def _look_back(self, log: _Log, server: Server) -> None:
+        """Once the log of a container is open: what of this start was moved aside before we came."""
+        if not is_runtimes(log.place.path):
+            log.earlier = []
+            return
+        if log.tail.identity is None:
+            for _ in log.tail.read(0):
+                pass
+        if (file := log.tail.identity) is None:
+            return
+        log.earlier = earlier_files(log.place.path, server.started_at, file)
+        is_told = bool(log.told)
+        for earlier in reversed(log.earlier):
+            before = self.told_before(server, log.place.name, earlier.identity)
+            earlier.told = ALL if is_told else before[0] if before else 0
+            is_told = is_told or before is not None
 
     def _note_places(self, now: Moment) -> None:
         """Keep how far every log is read as of this turn: the daemon takes the results of a turn later."""
@@ -382,10 +559,10 @@ class Logs:
     def _look_out(self) -> None:
         """Come again soon when there is a backlog; watch the folders of the logs that have a path of their own."""
         followed = [log for logs in self._servers.values() for log in logs.logs.values()]
-        behind = any(log.tail.backlog for log in followed)
+        behind = any(log.is_behind for log in followed)
         self.again_seconds = CATCH_UP_SECONDS if behind else None
         if self.wake is not None:
-            paths = [log.place.path for log in followed if not log.place.path.startswith(self._proc)]
+            paths = [log.place.path for log in followed if not log.place.path.startswith((self._proc, JOURNAL))]
             self._watch.watch({os.path.dirname(path) for path in paths})
 
 
@@ -411,12 +588,12 @@ def _told(hits: list[Hit]) -> list[Hit]:
     return told[-MOST_EVENTS:]
 
 
-def _dated(log: _Log, hit: Hit) -> float | None:
-    """Unix time of a line: the file's last change, less the time the log printed since; None for an absurd one."""
-    if hit.time is None or log.scanner.last_time is None or log.tail.modified is None:
+def _dated(voice: _Voice, modified: float | None, hit: Hit) -> float | None:
+    """Unix time of a line: that of the last one, less the time the log printed since; None for an absurd one."""
+    if hit.time is None or voice.scanner.last_time is None or modified is None:
         return None
-    since = seconds_between(hit.time, log.scanner.last_time)
-    return log.tail.modified - since if since < LONGEST_LOG_SECONDS else None
+    since = seconds_between(hit.time, voice.scanner.last_time)
+    return modified - since if since < LONGEST_LOG_SECONDS else None
 
 
 def _demand(server: str, hits: list[Hit]) -> Iterator[Reading]:
