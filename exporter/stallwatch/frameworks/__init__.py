@@ -133,6 +133,7 @@ class Pattern:
     `first_classic` = the same until a line with `every_rank` was seen.  `bulk`: frequent after ready, then
     counted, and only the last one read.  `proves_ready`: an access line that a server gives only once it is ready.
     `again`: the event instead, when the same rank writes the line a second time in one start.
+    `last`: tried behind all others, those common to all included.
     `versions`: the examined releases that print it.  They are for people and for the tests: every pattern is tried
     on every log, which need not print its version.  `silent_seconds`: how long a healthy start was seen to be
     silent behind this line.  `timeout_seconds`: after how long the server itself gives up, by its default, counted
@@ -150,10 +151,33 @@ class Pattern:
     proves_ready: bool = False
     every_rank: bool = False
     again: str = ""
+    last: bool = False
     versions: tuple[str, ...] = ()
     silent_seconds: float = 0.0
     timeout_seconds: float = 0.0
     clock: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the beginning of a line says, by PREFIX_GROUPS; None = the framework prints no such part, or not here.
+
+    `own`: it is the framework's logger that writes, for the line has a time or its mark.  `uvicorn`: the web
+    server's.
+    """
+
+    time: str | None = None
+    parts: str | None = None
+    rank: str | None = None
+    pid: str | None = None
+    level: str | None = None
+    engine: str | None = None
+    relay: str | None = None
+    own: bool = False
+    uvicorn: bool = False
+
+
+NO_PREFIX = Prefix()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,22 +261,18 @@ class Framework:
                 return _LEVELS.get(text, text) if name == "level" else text
         return None
 
-    def fits(self, pattern: Pattern, prefix: re.Match[str] | None, message: str) -> re.Match[str] | None:
+    def split(self, text: str) -> tuple[Prefix, str]:
+        """What the beginning of a line says, and the message behind it."""
+        match = self.prefix.match(text)
+        return (_prefix_of(self, match.groups()), text[match.end() :]) if match else (NO_PREFIX, text)
+
+    def fits(self, pattern: Pattern, prefix: Prefix, message: str) -> re.Match[str] | None:
         """Match a message, read behind `prefix`, with one pattern, its demands on the prefix included."""
-        if pattern.prefix != "any":
-            uvicorn = self.prefix_group(prefix, "uvicorn") is not None
-            if pattern.prefix == "uvicorn" and not uvicorn:
-                return None
-            if pattern.prefix == "own" and (uvicorn or not self.is_own(prefix)):
-                return None
-        level = self.prefix_group(prefix, "level")
-        if (pattern.level and level not in pattern.level) or (pattern.kind and level in _CALM):
+        if pattern.prefix != "any" and not (prefix.own if pattern.prefix == "own" else prefix.uvicorn):
+            return None
+        if (pattern.level and prefix.level not in pattern.level) or (pattern.kind and prefix.level in _CALM):
             return None
         return pattern.regex.match(message)
-
-    def is_own(self, prefix: re.Match[str] | None) -> bool:
-        """Whether a line begins as the framework's logger writes it: with a time, or with its mark."""
-        return bool(self.prefix_group(prefix, "time") or self.prefix_group(prefix, "mark"))
 
     @cached_property
     def by_literal(self) -> Mapping[bytes, tuple[int, ...]]:
@@ -261,6 +281,20 @@ class Framework:
         for index, pattern in enumerate(self.patterns):
             found[pattern.literal] = (*found.get(pattern.literal, ()), index)
         return found
+
+
+@lru_cache(maxsize=4096)
+def _prefix_of(framework: Framework, groups: tuple[str | None, ...]) -> Prefix:
+    """The prefix of a line by all groups of the expression: the same for all lines of a rank in one second."""
+    found: dict[str, str] = {}
+    for group, number in framework.prefix.groupindex.items():
+        if (text := groups[number - 1]) is not None:
+            found.setdefault(_group_of(group), text)
+    uvicorn, mark = "uvicorn" in found, found.pop("mark", None)
+    found.pop("uvicorn", None)
+    if "level" in found:
+        found["level"] = _LEVELS.get(found["level"], found["level"])
+    return Prefix(**found, own=bool(found.get("time") or mark) and not uvicorn, uvicorn=uvicorn)
 
 
 @lru_cache(maxsize=1024)
@@ -294,7 +328,16 @@ def rank_name(parts: str) -> str:
 
 def load_frameworks(folder: Path | None = None) -> tuple[Framework, ...]:
     """All frameworks of a folder (default: the shipped one), by name.  InputError names the first mistake."""
-    folder = folder or Path(__file__).parent
+    return _shipped() if folder is None else _load(folder)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> tuple[Framework, ...]:
+    """Read once: to compose YAML costs far more than all the rest."""
+    return _load(Path(__file__).parent)
+
+
+def _load(folder: Path) -> tuple[Framework, ...]:
     common: tuple[Pattern, ...] = ()
     if (folder / COMMON).exists():
         top = _top(folder / COMMON)
@@ -303,18 +346,16 @@ def load_frameworks(folder: Path | None = None) -> tuple[Framework, ...]:
     paths = {
         path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem) if path.name != COMMON
     }
-    bases: dict[str, Framework] = {}
-    for extending in (False, True):
-        for path in paths.values():
-            top = _top(path)
-            if ("extends" in top) == extending:
-                bases[path.stem] = _framework(path, top, common, {} if not extending else bases)
-    return tuple(bases[name] for name in paths)
+    tops = {name: _top(path) for name, path in paths.items()}
+    known: dict[str, Framework] = {}
+    for name in sorted(tops, key=lambda name: "extends" in tops[name]):  # what is extended comes first
+        known[name] = _framework(paths[name], tops[name], common, known)
+    return tuple(known[name] for name in paths)
 
 
 def _ordered(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
     """Access lines and request echoes first: what a request says is never the server's word."""
-    return tuple(sorted(patterns, key=lambda pattern: pattern.event != "access"))
+    return tuple(sorted(patterns, key=lambda pattern: (pattern.event != "access", pattern.last)))
 
 
 def _top(path: Path) -> Section:
@@ -326,7 +367,7 @@ def _top(path: Path) -> Section:
 
 def _framework(path: Path, top: Section, common: tuple[Pattern, ...], bases: Mapping[str, Framework]) -> Framework:
     base = _base(top, bases)
-    releases = base.releases if base else top.texts("releases")
+    releases = top.texts("releases")
     prefix = _prefix(top, base)
     own = _patterns(top, tuple(map(_group_of, prefix.groupindex)), releases)
     framework = Framework(
@@ -468,6 +509,7 @@ def _pattern(section: Section, releases: tuple[str, ...]) -> Pattern:
         proves_ready=section.boolean("proves_ready", False),
         every_rank=section.boolean("every_rank", False),
         again=section.choice("again", EVENTS) if "again" in section else "",
+        last=section.boolean("last", False),
         versions=_versions(section, releases),
         silent_seconds=section.duration("silent", 0.0),
         timeout_seconds=section.duration("timeout", 0.0),
