@@ -265,14 +265,11 @@ def _run_check(arguments: argparse.Namespace) -> int:
 
 
 def _run_parse(arguments: argparse.Namespace) -> int:
-    import json
-
     from .frameworks import load_frameworks
-    from .parse import format_text, parse_files
+    from .parse import parse
 
-    document = parse_files(arguments.files, arguments.framework, load_frameworks())
-    print(json.dumps(document, indent=1) if arguments.format == "json" else format_text(document))
-    return 0
+    as_json = arguments.format == "json"
+    return parse(arguments.files, arguments.framework, load_frameworks(), as_json, sys.stdout, sys.stderr)
 
 
 def _run_record(arguments: argparse.Namespace) -> int:
