@@ -235,7 +235,7 @@ class _Lines:
         """What is left at the end of a file: a line without its end, or nothing."""
         rest = b"".join(self._rest)
         self._rest, self._size, self._skipping = [], 0, False
-        if self.form is None:
+        if self.form is None and rest:
             self.form = ""
         return rest
 

@@ -194,6 +194,8 @@ class _Log:
                 yield list(self._feed(new))
             left -= len(chunk)
         yield list(self._hear(self._unwrapper.leave()))
+        if not self._unwrapper.form:
+            self._unwrapper = StreamUnwrapper()
 
     def _read(self, most_bytes: int) -> Iterator[_Heard]:
         for chunk in self.tail.read(most_bytes):
