@@ -80,7 +80,7 @@ def shaped(text: str, number: int) -> str:
 
 
 def mtail_program(framework: Framework) -> str:
-    """The framework's patterns as an mtail program that counts lines, and events by kind and rank; the first one wins."""
+    """The framework's patterns as an mtail program that counts lines, and events by kind and rank (the first wins)."""
     rules = ["counter lines", "counter events by event, rank", "/$/ {\n  lines++\n}"]
     prefixes = {"own": OWN, "uvicorn": UVICORN, "any": "^"}
     for pattern in framework.patterns:

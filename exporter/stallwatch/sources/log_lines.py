@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from ..config import Limits
-from ..frameworks import DOTS, NO_EVENT, NUMBER_FIELDS, Framework, Pattern, quantity, rank_name, whole_number
+from ..frameworks import DOTS, NO_EVENT, NUMBER_FIELDS, Framework, Pattern, Prefix, quantity, rank_name, whole_number
 
 MAX_SHAPES = 20_000
 """Distinct line shapes remembered in one start; beyond it every unknown line counts as a repeat."""
@@ -201,7 +201,9 @@ class _Lexicon:
         self.rare = [literal for literal in by_literal if literal not in self.bulk]
         self.rare_candidates = [by_literal[literal] for literal in self.rare]
         self.find_all = literal_finder(self.full_literals)
-        self.bulk_patterns = tuple(index for index, pattern in enumerate(self.patterns) if pattern.literal in self.bulk)
+        self.bulk_patterns = tuple(
+            (pattern.literal, index) for index, pattern in enumerate(self.patterns) if pattern.literal in self.bulk
+        )
 
 
 @lru_cache(maxsize=64)
@@ -360,7 +362,7 @@ class LogScanner:
                 line = _Line(start)
             line.start, line.end = start, end
             if steady:
-                indexes.update(lexicon.bulk_patterns)
+                indexes.update(index for literal, index in lexicon.bulk_patterns if literal in block[start:end])
             if self._read_line(block, line, indexes, found, batch):
                 matched.append(start)
             if self._turned:
@@ -413,29 +415,26 @@ class LogScanner:
         self, block: bytes, line: _Line, indexes: set[int], found: list[tuple[int, Hit]], batch: Batch
     ) -> bool:
         pieces = _pieces(block[line.start : line.end])
-        several = len(pieces) > 1
+        several, order = len(pieces) > 1, sorted(indexes)
+        patterns, split, fits = self._lexicon.patterns, self.framework.split, self.framework.fits
         for piece in pieces:
-            prefix, message = self._split(_text(piece))
-            for index in sorted(indexes):
-                pattern = self._lexicon.patterns[index]
+            prefix, message = split(_text(piece))
+            for index in order:
+                pattern = patterns[index]
                 if several and pattern.literal not in piece:
                     continue
-                if match := self.framework.fits(pattern, prefix, message):
+                if match := fits(pattern, prefix, message):
                     hit = self._take(pattern, match, prefix, block, line, batch)
                     if hit is not None:
                         found.append((line.start, hit))
                     break
         return line.matched
 
-    def _split(self, text: str) -> tuple[re.Match[str] | None, str]:
-        prefix = self.framework.prefix.match(text)
-        return prefix, text[prefix.end() :] if prefix else text
-
     def _take(
         self,
         pattern: Pattern,
         match: re.Match[str],
-        prefix: re.Match[str] | None,
+        prefix: Prefix,
         block: bytes,
         line: _Line,
         batch: Batch,
@@ -446,7 +445,7 @@ class LogScanner:
         if self.ready and pattern.bulk:
             return None  # counted as a whole
         self.matched += first
-        groups = {name: text for name, text in match.groupdict().items() if text is not None}
+        groups = _groups(match)
         self._learn_sizes(pattern, groups)
         rank = self._rank(pattern, groups, prefix, batch)
         event = self._event(pattern, rank)
@@ -462,24 +461,24 @@ class LogScanner:
         event: str,
         rank: str | None,
         fields: dict[str, float | str],
-        prefix: re.Match[str] | None,
+        prefix: Prefix,
         block: bytes,
         line: _Line,
     ) -> Hit:
-        stamp = self.framework.prefix_group(prefix, "time") or ""
+        stamp = prefix.time or ""
         time = parse_time(stamp) if stamp else self._time_before(block, line.start, self._timed_to)
         time = self._start.time if time is None else time
-        self._start.time, self._timed_to = time, line.start
+        self._start.time, self._timed_to = time, line.end
         if self.version and not self._version_told:
             fields["version"], self._version_told = self.version, True
         return Hit(event, rank, fields, self._line_number(block, line.start), time, stamp)
 
-    def _fields(self, pattern: Pattern, groups: dict[str, str], prefix: re.Match[str] | None) -> dict[str, float | str]:
+    def _fields(self, pattern: Pattern, groups: dict[str, str], prefix: Prefix) -> dict[str, float | str]:
         fields = _numbers(groups)
         if pattern.kind:
             fields["kind"] = pattern.kind
         first = pattern.speaker == "first" or (pattern.speaker == "first_classic" and not self._start.every_rank)
-        if first or self.framework.prefix_group(prefix, "relay") is not None:
+        if first or prefix.relay is not None:
             fields["shared"] = 1.0
         return fields
 
@@ -556,11 +555,11 @@ class LogScanner:
             if (number := whole_number(groups.get(size))) is not None:
                 self._sizes[size] = number
 
-    def _rank(self, pattern: Pattern, groups: dict[str, str], prefix: re.Match[str] | None, batch: Batch) -> str | None:
+    def _rank(self, pattern: Pattern, groups: dict[str, str], prefix: Prefix, batch: Batch) -> str | None:
         """Which rank wrote (or is named by) a line; None = none in particular."""
-        pid = whole_number(self.framework.prefix_group(prefix, "pid")) or 0
-        printed = self.framework.prefix_group(prefix, "parts")
-        number = whole_number(self.framework.prefix_group(prefix, "rank"))
+        pid = whole_number(prefix.pid) or 0
+        printed = prefix.parts
+        number = whole_number(prefix.rank)
         rank = rank_name(printed) if printed else self._named_by(groups)
         if rank is None and number is not None:
             rank = self._numbered_rank(number)
@@ -597,9 +596,9 @@ class LogScanner:
         stage = f"PP{number // tensor % pipeline}"
         return stage if tensor == 1 else f"{stage}-TP{number % tensor}"
 
-    def _engine_rank(self, prefix: re.Match[str] | None) -> str | None:
+    def _engine_rank(self, prefix: Prefix) -> str | None:
         """An engine that runs the model itself, one of several by data parallelism, is a rank: DP3."""
-        engine = whole_number(self.framework.prefix_group(prefix, "engine"))
+        engine = whole_number(prefix.engine)
         if engine is not None and self._sizes.get("dp_size", 1) > 1 and self._sizes.get("tp_size", 1) == 1:
             return f"DP{engine}"
         return None
@@ -613,9 +612,9 @@ class LogScanner:
             start = max(start, limit)
             if start >= offset:
                 return None
-            prefix = self.framework.prefix.match(_text(block[start : min(offset, start + 400)]))
-            if stamp := self.framework.prefix_group(prefix, "time"):
-                return parse_time(stamp)
+            prefix, _ = self.framework.split(_text(block[start : min(offset, start + 400)]))
+            if prefix.time:
+                return parse_time(prefix.time)
             offset = start
         return None
 
@@ -638,11 +637,11 @@ class LogScanner:
     def _last_stats(self, part: bytes, offset: int) -> Hit | None:
         start = part.rfind(b"\n", 0, offset) + 1
         end = part.find(b"\n", offset)
-        prefix, message = self._split(_text(part[start : end if end >= 0 else len(part)]))
-        for index in self._lexicon.bulk_patterns:
+        prefix, message = self.framework.split(_text(part[start : end if end >= 0 else len(part)]))
+        for _, index in self._lexicon.bulk_patterns:
             pattern = self._lexicon.patterns[index]
             if pattern.event == "stats" and (match := self.framework.fits(pattern, prefix, message)):
-                groups = {name: value for name, value in match.groupdict().items() if value is not None}
+                groups = _groups(match)
                 rank = self._rank(pattern, groups, prefix, Batch())
                 self._number, self._numbered_to = self.lines + 1, 0
                 return self._hit("stats", rank, _numbers(groups), prefix, part, _Line(start))
@@ -669,8 +668,8 @@ class LogScanner:
         self.repeats += max(0, len(shapes) - 1 - len(hit_offsets) - novel)
 
     def _is_novel(self, line: bytes) -> bool:
-        prefix, message = self._split(_text(line)[:2000])
-        if self.framework.prefix_group(prefix, "level") in _LOUD:
+        prefix, message = self.framework.split(_text(line)[:2000])
+        if prefix.level in _LOUD:
             return False
         if _NOT_NOVEL.match(message):
             return False
@@ -681,7 +680,7 @@ class LogScanner:
         return True
 
     def _novel_hit(self, part: bytes, line: bytes, offset: int) -> Hit:
-        stamp = self.framework.prefix_group(self.framework.prefix.match(_text(line[:400])), "time") or ""
+        stamp = self.framework.split(_text(line[:400]))[0].time or ""
         time = parse_time(stamp) if stamp else self._time_before(part, offset, 0)
         number = self.lines + 1 + (part.count(b"\n", 0, offset) if self._numbered else 0)
         return Hit("novel", None, {}, number, self.last_time if time is None else time, stamp)
@@ -692,12 +691,12 @@ class LogScanner:
             return
         self._peeked = self._tail
         piece = _pieces(self._tail)[0]
-        prefix, message = self._split(_text(piece))
+        prefix, message = self.framework.split(_text(piece))
         for pattern in self._lexicon.patterns:
             if not pattern.event.endswith("_progress") or pattern.literal not in piece:
                 continue
             if match := self.framework.fits(pattern, prefix, message):
-                groups = {name: value for name, value in match.groupdict().items() if value is not None}
+                groups = _groups(match)
                 rank, fields = self._rank(pattern, groups, prefix, batch), self._fields(pattern, groups, prefix)
                 if not self._is_redrawn(pattern.event, rank, fields, match):
                     batch.hits.append(Hit(pattern.event, rank, fields, self.lines + 1, self.last_time))
@@ -734,9 +733,18 @@ def _text(piece: bytes) -> str:
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
+def _groups(match: re.Match[str]) -> dict[str, str]:
+    """The named groups that took part in a match."""
+    if not match.re.groups:
+        return {}
+    return {name: text for name, text in match.groupdict().items() if text is not None}
+
+
 def _numbers(groups: dict[str, str]) -> dict[str, float | str]:
     """The numbers of a line; text that is no number, or one too long to be one, is as good as none."""
     fields: dict[str, float | str] = {}
+    if not groups:
+        return fields
     for name in NUMBER_FIELDS:
         if (value := quantity(groups.get(name))) is not None:
             fields["ratio" if name == "percent" else name] = value / 100 if name == "percent" else value
