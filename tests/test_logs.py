@@ -472,6 +472,48 @@ def test_a_pattern_finds_no_more_files_than_the_limit_and_says_so(tmp_path: Path
     assert values(node.read(), "log_bytes_total") == {("0.log",): 2.0, ("1.log",): 2.0, ("2.log",): "error"}
 
 
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_folder_stands_for_the_files_in_it(end: str, node: Node) -> None:
+    (node.folder / "run[1]" / "inner").mkdir(parents=True)
+    patterned(node, "run[1]")
+    node.server = replace(node.server, logs=(replace(node.server.logs[0], path=str(node.folder / "run[1]") + end),))
+    assert values(look(node), "log_bytes_total") == {("run[1]",): "vanished"}
+
+    for name in ("a.log", "b.out", "c.log.gz", "inner/d.log"):
+        node.write("x\n", f"run[1]/{name}")
+    (node.folder / "run[1]" / "link.log").symlink_to(node.folder / "stdout")
+    os.mkfifo(node.folder / "run[1]" / "pipe")
+
+    assert lines_of(look(node)) == {("a.log",): 1.0, ("b.out",): 1.0}
+
+
+def test_of_a_folder_with_too_many_files_the_newest_are_read(tmp_path: Path) -> None:
+    node = Node(tmp_path, Limits(logs=2))
+    (tmp_path / "run").mkdir()
+    for number in range(5):
+        node.write("x\n", f"run/{number}.log", modified=WALL + number)
+    patterned(node, "run")
+
+    assert set(lines_of(look(node))) == {("4.log",), ("3.log",)}
+
+
+def test_a_link_to_a_folder_is_not_followed(node: Node) -> None:
+    (node.folder / "run").mkdir()
+    node.write("x\n", "run/a.log")
+    (node.folder / "link").symlink_to(node.folder / "run")
+    patterned(node, "link")
+
+    assert values(look(node), "log_bytes_total") == {("link",): "not_supported"}
+
+
+def test_packed_files_are_no_text(node: Node) -> None:
+    for name in ("a.log", "a.log.1", "a.log.2.gz", "a.log.3.zst"):
+        node.write("x\n", name)
+    patterned(node, "a.log*")
+
+    assert set(lines_of(look(node))) == {("a.log",), ("a.log.1",)}
+
+
 def test_a_file_found_twice_is_read_once(node: Node) -> None:
     node.write("x\n", "server.log")
     patterned(node, "server.log", "*.log", "s*")

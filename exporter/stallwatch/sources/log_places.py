@@ -1,8 +1,8 @@
 """Which files the places of a server's logs are: a pattern such as `/var/log/vllm/*.log` stands for what it finds.
 
-Patterns are looked at again every few seconds.  A file keeps its name (the `log` label) while it is there; one
-that is gone stays for a last look, so that its last lines are read.  A file that was renamed to another name
-the pattern finds is still the same log, not a new one.
+A folder stands for every file in it, the newest first.  Both are looked at again every few seconds.  A file keeps
+its name (the `log` label) while it is there; one that is gone stays for a last look, so that its last lines are
+read.  A file that was renamed to another name the pattern finds is still the same log, not a new one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ GONE_LOOKS = 2
 """A file missing on so many looks in a row is given up."""
 MOST_NAMES = 10_000
 """Names looked at per pattern."""
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+"""Ends of names of files that are no text any more."""
 
 Identity = tuple[int, int]
 
@@ -63,7 +65,7 @@ class LogPlaces:
         if place not in self._patterns:
             yield place
             return
-        found = [(path, file.name) for path, file in sorted(self._files.items()) if file.pattern == place.path]
+        found = [(path, file.name) for path, file in self._files.items() if file.pattern == place.path]
         for path, name in found:
             yield replace(place, name=name, path=path)
         if not found and place.path not in self._covered:
@@ -91,9 +93,7 @@ class LogPlaces:
         listed: dict[str, tuple[Identity, str]] = {}
         self._covered = set()
         for pattern in self._patterns:
-            for path in sorted(islice(glob.iglob(pattern.path), MOST_NAMES)):
-                if (identity := _regular_file(path)) is None:
-                    continue
+            for path, identity in _found(pattern.path):
                 if path in others or path in listed:
                     self._covered.add(pattern.path)
                 else:
@@ -108,15 +108,36 @@ class LogPlaces:
 
 def _is_pattern(place: LogPlace) -> bool:
     """Streams of processes are known by device and inode; only a path that a person wrote can be a pattern."""
-    return not place.reason and not place.inode and any(sign in place.path for sign in "*?[")
+    if place.reason or place.inode or place.owner is None:
+        return False
+    return any(sign in place.path for sign in "*?[") or _is_folder(place.path)
 
 
-def _regular_file(path: str) -> Identity | None:
+def _is_folder(path: str) -> bool:
+    status = _status(path.rstrip("/"))
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def _found(path: str) -> Iterator[tuple[str, Identity]]:
+    """Regular files that a pattern finds, by name; of a folder the newest first."""
+    is_folder = _is_folder(path)
+    names = glob.iglob(os.path.join(glob.escape(path), "*") if is_folder else path)
+    files = [
+        (name, status)
+        for name in sorted(islice(names, MOST_NAMES))
+        if not name.endswith(PACKED) and (status := _status(name)) is not None and stat.S_ISREG(status.st_mode)
+    ]
+    if is_folder:
+        files.sort(key=lambda file: file[1].st_mtime, reverse=True)
+    for name, status in files:
+        yield name, (status.st_dev, status.st_ino)
+
+
+def _status(path: str) -> os.stat_result | None:
     try:
-        status = os.lstat(path)
-    except OSError:
+        return os.lstat(path)
+    except (OSError, ValueError):
         return None
-    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def _free_name(path: str, taken: set[str]) -> str:

@@ -163,7 +163,7 @@ def log_names(paths: Sequence[str]) -> dict[str, str]:
     """path -> name of the log: the last part of its path, with a number when an earlier one has it."""
     names: dict[str, str] = {}
     for path in dict.fromkeys(paths):
-        name = stem = os.path.basename(path) or path
+        name = stem = os.path.basename(path.rstrip("/")) or "log"
         number = 1
         while name in names.values():
             number += 1
