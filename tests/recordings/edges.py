@@ -23,6 +23,7 @@ from .pieces import (
     load,
     owes,
     reading,
+    reading_from_cache,
     rests,
     serving,
     sglang,
@@ -142,6 +143,89 @@ def scraped(stage: Stage, reads_on: bool = False) -> None:
         return stands_still(server, LONG)
     stage.run(1200)
     end_load(server, "TP2")
+    return finish(server)
+
+
+def scraped_exit(stage: Stage, says_so: bool = False) -> None:
+    """The whole server ends before ready, as that stands in Prometheus: its series end, and no word of the root."""
+    server = sglang(stage, 2)
+    server.is_scraped = True
+    spawn(server)
+    join(server)
+    begin_load(server)
+    server.do(reading(40))
+    stage.run(60)
+    if says_so:
+        server.say("shutdown")
+    vanish(server)
+    if says_so:
+        return stage.run(180)
+    return stands_still(server, 180)
+
+
+def no_rank_yet(stage: Stage, imports: bool = False) -> None:
+    """The first process has started no rank yet, and stands in an import; or imports slowly for ten minutes (H62)."""
+    server = sglang(stage, 2)
+    late = {name: server.processes.pop(name) for name in server.ranks}
+    stage.begin()
+    server.say("args")
+    server.do(Doing(cpu=0.5, minor=800, resident=4, wait="running"), "main")
+    stage.run(20)
+    server.do(Doing(cpu=0.02, major=2, read=0.5, wait="disk") if imports else WAITING, "main")
+    if not imports:
+        return stands_still(server, LONG)
+    stage.run(600)
+    server.do(WAITING, "main")
+    server.processes.update(late)
+    join(server)
+    load(server)
+    return finish(server)
+
+
+def storage_flickers(stage: Stage, loads: bool = False) -> None:
+    """Once a minute storage cannot be read, for one look; the silence in between is silence all the same."""
+    server = sglang(stage, 2)
+    up_to_load(server, end=("TP0",))
+    server.storage_flickers = 60
+    server.do(reading(2) if loads else ASLEEP, "TP1")
+    if not loads:
+        return stands_still(server, 600)
+    stage.run(900)
+    end_load(server, "TP1")
+    server.storage_flickers = 0
+    return finish(server)
+
+
+def bars_without_numbers(stage: Stage, loads: bool = False) -> None:
+    """Lines of a bar whose numbers nobody could read, and one that counts in seconds: no progress."""
+    server = sglang(stage, 1)
+    up_to_load(server)
+    server.say("compile_begin", "TP0")
+    bare = (
+        Beat(10, lambda number: server.say("compile_progress", "TP0")),
+        bar(server, "compile_progress", 9, 60, "TP0", step=0),
+    )
+    server.do(reading_from_cache(2) if loads else WAITING)
+    server.say("compile_progress", "TP0", done=0, total=9)
+    if not loads:
+        return stands_still(server, LONG, *bare)
+    stage.run(600, *bare)
+    server.say("compile_end", "TP0")
+    return finish(server)
+
+
+def two_frozen_bars(stage: Stage, rises: bool = False) -> None:
+    """Bars of two ranks that both stand, drawn again by turns in the same place.  In the twin they rise."""
+    server = sglang(stage, 2)
+    up_to_load(server)
+
+    def draw(number: int) -> None:
+        more = number // 6 if rises else 0
+        server.say("capture_progress", done=(5 if number % 2 else 9) + more, total=99)
+
+    if not rises:
+        return stands_still(server, LONG, Beat(10, draw))
+    stage.run(600, Beat(10, draw))
     return finish(server)
 
 

@@ -39,13 +39,20 @@ WEDGED = 240.0
 
 
 def counters_frozen(
-    stage: Stage, running: int = 2, waiting: int = 0, generated: float = 0.0, ranks: int = 1, nnodes: int = 1
+    stage: Stage,
+    running: int = 2,
+    waiting: int = 0,
+    generated: float = 0.0,
+    ranks: int = 1,
+    nnodes: int = 1,
+    asked_every: float = 0.0,
 ) -> None:
     """H74 (12 days), H71, H76, H80, H82: requests run, counters stand, health is 200, no figure of any card.
 
     Twins: nothing is owed (H112); tokens come, slowly (H85: 5.4 a second with 14 waiting).
     """
     server = vllm(stage, ranks, nnodes=nnodes)
+    server.metrics_every = asked_every
     serving(stage, server)
     rests(server)
     owes(server, running, waiting)

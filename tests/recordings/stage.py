@@ -194,7 +194,9 @@ class Server:
     started_at: float = WALL
     storage_readable: bool = True
     is_read: bool = True  # False: nothing of its processes is read
-    is_scraped: bool = False  # rebuilt from what was scraped: everything is read at every look
+    is_scraped: bool = False  # rebuilt from what was scraped: everything at every look, front ends as one
+    metrics_every: float = 0.0  # seconds between two looks at what it says of requests and tokens
+    storage_flickers: float = 0.0  # every so many seconds storage cannot be read, once
 
     @property
     def root_lives(self) -> bool:
@@ -269,8 +271,11 @@ class Server:
     def readings(self, t: float) -> Iterator[list[Any]]:
         """Everything that is read about it at `t`."""
         yield from self._of_server(t)
+        if self.is_scraped:
+            yield from self._fronts(t)
         for process in self.processes.values() if self.is_read else ():
-            yield from self._of_process(process, t)
+            if not (self.is_scraped and process.role == "front"):
+                yield from self._of_process(process, t)
         for number, card in enumerate(self.cards):
             for signal, labels, value in card.readings(self.name, 4000 + number):
                 yield [signal, labels, _rounded(value)]
@@ -280,7 +285,8 @@ class Server:
         if not self.starts:
             yield ["server_starts_total", own, 0]
             return
-        yield ["server_alive", own, int(self.root_lives)]
+        if not self.is_scraped:
+            yield ["server_alive", own, int(self.root_lives)]
         yield ["server_start_timestamp_seconds", own, self.started_at]
         yield ["server_starts_total", own, self.starts]
         for kind, number in (("compiler", self.compilers), ("other", self.other_children)):
@@ -290,11 +296,35 @@ class Server:
             yield ["port_listening", {**own, "port": "8000"}, int(self.listens)]
         for series in (self.gauges, self.health if _is_due(t, HEALTH_EVERY, self.stage.interval) else {}):
             for (signal, labels), value in series.items():
+                if not self._is_told(signal, t):
+                    continue
                 read = [None, value] if isinstance(value, str) else [_rounded(value)]
                 yield [signal, {**own, **json.loads(labels)}, *read]
         for (signal, labels), value in self.counters.items():
-            if self.is_scraped or signal != "health_timeouts_total" or _is_due(t, HEALTH_EVERY, self.stage.interval):
+            is_health = signal == "health_timeouts_total"
+            due = self.is_scraped or _is_due(t, HEALTH_EVERY, self.stage.interval)
+            if due if is_health else self._is_told(signal, t):
                 yield [signal, {**own, **json.loads(labels)}, int(value + 1e-6)]
+
+    def _is_told(self, signal: str, t: float) -> bool:
+        """Whether it is asked at `t` for what it says itself."""
+        own_word = signal.startswith("server_requests_") or signal.endswith(
+            ("_tokens_total", "_finished_requests_total")
+        )
+        return not own_word or _is_due(t, self.metrics_every, self.stage.interval)
+
+    def _is_storage_readable(self, t: float) -> bool:
+        return self.storage_readable and not (self.storage_flickers and t % self.storage_flickers < 1e-6)
+
+    def _fronts(self, t: float) -> Iterator[list[Any]]:
+        """All front ends as one, as they are exported."""
+        fronts = [process for process in self.processes.values() if process.role == "front" and process.alive]
+        sums: dict[tuple[str, str], float] = {}
+        for process in fronts:
+            for signal, more, value in process.usage():
+                sums[key(signal, more)] = sums.get(key(signal, more), 0.0) + value
+        for (signal, labels), total in sums.items():
+            yield [signal, {"server": self.name, "rank": "frontend", **json.loads(labels)}, _rounded(total)]
 
     def _of_process(self, process: Process, t: float) -> Iterator[list[Any]]:
         labels = {"server": self.name, "rank": process.name}
@@ -303,7 +333,7 @@ class Server:
         if not process.alive:
             return
         for signal, more, value in process.usage():
-            if self.storage_readable or signal not in _FROM_IO:
+            if signal not in _FROM_IO or self._is_storage_readable(t):
                 yield [signal, {**labels, **more}, _rounded(value)]
             else:
                 yield [signal, {**labels, **more}, None, "permission"]

@@ -75,7 +75,7 @@ def first(result: Outcome, states: tuple[str, ...]) -> float | None:
 
 def misses(truth: Truth, result: Outcome) -> list[str]:
     """What is wrong, in words; empty = all as it must be."""
-    found = [*_false_pages(truth, result), *_too_late(truth, result)]
+    found = [*_false_pages(truth, result), *_too_late(truth, result), *_flaps(truth, result)]
     for name, must in (("state", truth.state), ("reason", truth.reason), ("suspect_rank", truth.rank)):
         if result.final[name] != must:
             found.append(f"{name} {result.final[name]}, must be {must}")
@@ -93,6 +93,15 @@ def _false_pages(truth: Truth, result: Outcome) -> list[str]:
     if result.silent_at is None or paged < result.silent_at:
         return [f"page: at {paged} s, too early"]
     return []
+
+
+def _flaps(truth: Truth, result: Outcome) -> list[str]:
+    """A state that ends while nothing has changed resolves an alert, and then repeats it."""
+    begins = first(result, (truth.state,))
+    if truth.state not in ("stalled", "suspect") or begins is None:
+        return []
+    ends = sum(change["t"] > begins and change["state"] != truth.state for change in result.changes)
+    return [f"flaps: {ends} times"] if ends else []
 
 
 def _too_late(truth: Truth, result: Outcome) -> list[str]:
