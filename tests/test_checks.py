@@ -459,6 +459,13 @@ def test_a_kill_does_not_replace_what_the_log_said() -> None:
     assert again(replace(DIED, oom_age=0.0), "fatal_log")[1] == "fatal_log"
 
 
+def test_a_kill_at_a_later_death_does_not_become_the_reason_of_the_first() -> None:
+    """A rank died by itself; at the teardown a minute later the kernel killed something."""
+    torn_down = replace(DIED, deaths=((60.0, "TP1"), (1.0, "TP0")), oom_age=0.0)
+
+    assert again(torn_down, "rank_dead")[1] == "rank_dead"
+
+
 def test_a_kill_during_an_orderly_end_does_not_become_the_reason_of_an_earlier_failure() -> None:
     assert again(replace(DIED, oom_age=0.0, shutdown_age=5.0), "exited")[1] == "exited"
 
@@ -621,6 +628,7 @@ def test_no_tokens_needs_owed_work_two_minutes_and_counters(twin: dict[str, obje
         {"channels": TOKENS_FLAT[:1]},
         {"channels": (*TOKENS_FLAT, ChannelState("gpu_utilization", "moving", 3.0))},  # idle power is not known
         {"cards_rest": False},
+        {"cpu_readable": False},
         {"tokens_counted": False},  # only stats lines say so
     ],
 )

@@ -169,6 +169,7 @@ EVIDENCE_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "fatal_age": AGES,
     "ranks": st.lists(RANK, max_size=4).map(tuple),
     "threads_readable": st.booleans(),
+    "cpu_readable": st.booleans(),
     "frozen": st.booleans(),
     "stale_lock": st.booleans(),
     "held_lock": st.booleans(),

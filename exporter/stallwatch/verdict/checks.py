@@ -55,7 +55,8 @@ def stays_failed(evidence: Evidence, thresholds: Thresholds, previous: Verdict |
     """
     if previous is None or previous.state != "failed":
         return None
-    killed = previous.reason in ("rank_dead", "exited") and out_of_memory(evidence, thresholds, None) is not None
+    first = max(_ends(evidence), default=None)
+    killed = previous.reason in ("rank_dead", "exited") and _was_killed(evidence, first)
     return Finding("failed", "out_of_memory" if killed else previous.reason, previous.suspect_rank)
 
 
@@ -68,16 +69,16 @@ def ended_orderly(evidence: Evidence, thresholds: Thresholds, previous: Verdict 
 
 def out_of_memory(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """The kernel killed a process for memory at the time at which one of this server went."""
-    if evidence.ends_orderly or not _was_killed(evidence):
+    if not any(_was_killed(evidence, age) for age in _ends(evidence)):
         return None
     return Finding("failed", "out_of_memory", first_dead(evidence))
 
 
-def _was_killed(evidence: Evidence) -> bool:
-    if evidence.oom_age is None:
+def _was_killed(evidence: Evidence, death_age: float | None) -> bool:
+    """Whether the kernel's last kill may have been this death."""
+    if evidence.oom_age is None or death_age is None or evidence.ends_orderly:
         return False
-    ends = _ends(evidence)
-    return any(-KILL_AFTER_SECONDS <= evidence.oom_age - age <= KILL_BEFORE_SECONDS for age in ends)
+    return -KILL_AFTER_SECONDS <= evidence.oom_age - death_age <= KILL_BEFORE_SECONDS
 
 
 def _ends(evidence: Evidence) -> list[float]:
@@ -181,7 +182,7 @@ def _at_rest(evidence: Evidence) -> bool:
     """Its GPUs do no work; where that is not known: every rank and engine is flat on CPU, and no card is used."""
     if evidence.cards_rest is not None:
         return evidence.cards_rest
-    return evidence.is_flat("cpu") and not evidence.ambiguous_moving
+    return evidence.cpu_readable and evidence.is_flat("cpu") and not evidence.ambiguous_moving
 
 
 def _readable(evidence: Evidence) -> set[str]:

@@ -66,6 +66,7 @@ class Evidence:
     fatal_age: float | None = None
     ranks: tuple[RankEvidence, ...] = ()
     threads_readable: bool = True
+    cpu_readable: bool = True  # of every live rank
     frozen: bool = False
     stale_lock: bool = False  # it waits for a lock that nobody can hold
     held_lock: bool = False  # it waits for a lock that somebody may hold
@@ -145,6 +146,7 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
         fatal_age=_age(now, startup.fatal_at),
         ranks=ranks,
         threads_readable=_threads_readable(timeline, sight),
+        cpu_readable=_cpu_readable(timeline, sight),
         frozen=_value(timeline, now, signals.SERVER_FROZEN) == 1,
         stale_lock=True in locks,
         held_lock=False in locks,
@@ -240,6 +242,11 @@ def _threads_readable(timeline: ServerTimeline, sight: Sight) -> bool:
     return bool(waits) and all(each is not None and each.is_fresh(sight.now) and each.is_readable for each in waits)
 
 
+def _cpu_readable(timeline: ServerTimeline, sight: Sight) -> bool:
+    tracks = [timeline.track(signals.CPU_SECONDS, timeline.name, label) for label in sight.live]
+    return bool(tracks) and all(track is not None and track.is_readable(sight.now) for track in tracks)
+
+
 def _rank(timeline: ServerTimeline, name: str, now: float) -> RankEvidence:
     waits = timeline.waits.get(name)
     if waits is not None and not waits.is_fresh(now):
@@ -300,14 +307,12 @@ def _gaps(server: Server, seen: list[str]) -> tuple[str, ...]:
 def _locks(timeline: ServerTimeline, now: float) -> list[bool]:
     """Per lock the server may wait for: whether nobody can hold it."""
     return [
-        _is_stale(track, timeline.track(signals.LOCK_HELD, *labels), now, timeline.anchor)
+        _is_stale(timeline.track(signals.LOCK_HELD, *labels), now)
         for labels, track in timeline.of(signals.LOCK_AGE).items()
         if track.is_readable(now)
     ]
 
 
-def _is_stale(age: Track, held: Track | None, now: float, anchor: float) -> bool:
-    """Said to be unheld; where nothing is said of that: older than the server as we know it."""
-    if held is None:
-        return age.value is not None and age.value > now - anchor
-    return held.value == 0 and held.is_fresh(now)
+def _is_stale(held: Track | None, now: float) -> bool:
+    """Only a lock that is said to be unheld; one of which nothing is said may be held elsewhere."""
+    return held is not None and held.value == 0 and held.is_fresh(now)
