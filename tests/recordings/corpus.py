@@ -217,6 +217,8 @@ CASES: Mapping[str, Play] = {
     "one-and-a-half-mib-a-minute": partial(edges.trickle, doing=Doing(storage=1.5 / 60), moves=True),
     "ten-major-faults-a-minute": partial(edges.trickle, doing=Doing(major=0.2), moves=False),
     "thirty-major-faults-a-minute": partial(edges.trickle, doing=Doing(major=0.5), moves=True),
+    "500-minor-faults-a-minute": partial(edges.trickle, doing=Doing(minor=500 / 60), moves=False),
+    "1500-minor-faults-a-minute": partial(edges.trickle, doing=Doing(minor=1500 / 60), moves=True),
     "memory-grows-10-mib-a-minute": partial(edges.trickle, doing=Doing(resident=10 / 60), moves=False),
     "memory-grows-20-mib-a-minute": partial(edges.trickle, doing=Doing(resident=20 / 60), moves=True),
     "memory-falls-20-mib-a-minute": partial(edges.trickle, doing=Doing(resident=-20 / 60), moves=True),
