@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..frameworks import Framework, Pattern
+from ..frameworks import Framework, Pattern, Prefix
 from .log_lines import Batch, Hit, LogScanner, _Line
 
 FALLBACK = "generic"
@@ -49,7 +49,7 @@ class _Witness(LogScanner):
         self,
         pattern: Pattern,
         match: re.Match[str],
-        prefix: re.Match[str] | None,
+        prefix: Prefix,
         block: bytes,
         line: _Line,
         batch: Batch,
