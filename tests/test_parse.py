@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import os
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,7 @@ import pytest
 
 from stallwatch.frameworks import load_frameworks
 from stallwatch.parse import format_text, parse_files
-from stallwatch.parse_input import BLOCK_BYTES
-from stallwatch.strict_yaml import InputError
+from stallwatch.parse_input import BLOCK_BYTES, LONGEST_LINE_BYTES
 
 FRAMEWORKS = load_frameworks()
 LOGS = Path(__file__).parent / "logs"
@@ -104,6 +101,9 @@ def test_phases_have_ranks_lines_and_the_times_the_log_prints(tmp_path: Path) ->
         (b"bar 1\rbar 2\rbar 3\nnext\r\n", 2),
         (b"a\n\n\n", 3),
         (b"x" * (3 * BLOCK_BYTES), 1),
+        (b"a\n" + b"x" * (2 * LONGEST_LINE_BYTES + 7) + b"\nb\n", 3),
+        (b"\0" * 5000 + b"a\nb\n", 2),
+        (b"caf\xe9 \xff\xfe\n\r\n", 2),
     ],
 )
 def test_lines_are_line_ends_and_an_unterminated_tail(data: bytes, lines: int, tmp_path: Path) -> None:
@@ -251,65 +251,3 @@ def test_a_real_exception_while_serving_is_an_error_and_benign_lines_are_none() 
         "traceback",
     ]
     assert parsed(LOGS / "vllm-tp2-complete.log")["errors"] == []
-
-
-# --- files -------------------------------------------------------------------------------------------------
-
-
-def test_gzip_and_standard_input_are_read_like_the_file(tmp_path: Path) -> None:
-    plain = written(tmp_path, *DEADLOCK)
-    packed = tmp_path / "server.log.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    expected = parsed(plain) | {"file": ""}
-
-    with packed.open("rb") as stdin:
-        (piped,) = parse_files(["-"], None, FRAMEWORKS, stdin)["files"]
-
-    assert parsed(packed) | {"file": ""} == expected
-    assert piped | {"file": ""} == expected
-    assert piped["file"] == "<stdin>"
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda path: path.mkdir(), "is a directory; a log file is needed"),
-        (lambda path: None, "cannot be read: No such file or directory"),
-        (lambda path: path.write_bytes(bytes(range(256)) * 40), "is not a text file; a log file is needed"),
-        (lambda path: path.write_bytes(gzip.compress(b"x" * 9999)[:12]), "cannot be read: damaged"),
-    ],
-)
-def test_what_is_no_log_is_an_input_error(make: Any, problem: str, tmp_path: Path) -> None:
-    make(path := tmp_path / "x")
-
-    with pytest.raises(InputError) as caught:
-        parsed(path)
-
-    assert str(caught.value) == f"{path}: {problem}"
-
-
-def test_an_unknown_framework_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'x' is unknown; allowed are auto, .*generic.*sglang.*vllm"):
-        parsed(written(tmp_path, "a"), "x")
-
-
-def test_a_log_of_an_unknown_kind_is_said_to_be_so(tmp_path: Path) -> None:
-    path = written(tmp_path, "nothing", "that anybody knows")
-
-    assert parsed(path)["framework"] == "generic"
-    assert "this log is of an unknown kind" in format_text(parse_files([str(path)], None, FRAMEWORKS))
-
-
-def test_no_text_of_the_log_comes_out(tmp_path: Path) -> None:
-    document = parse_files([str(written(tmp_path, *DEADLOCK, f"ValueError: {PLANTED}"))], None, FRAMEWORKS)
-
-    assert PLANTED not in str(document)
-    assert PLANTED not in format_text(document)
-
-
-def test_a_pipe_given_by_name_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-
-    with pytest.raises(InputError, match="is a pipe or socket; a log file is needed, or - for standard input"):
-        parse_files([str(pipe)], "auto", FRAMEWORKS)

@@ -121,9 +121,10 @@ def _parse_file(
 
 def _told(log: LogInput, account: _Account, recognised: bool) -> Json:
     document = account.finish()
+    lines = document.pop("lines")
     return {
         "file": log.name,
-        "lines": document.pop("lines"),
+        "lines": lines if log.lines_on_disk is None else log.lines_on_disk,
         "bytes": log.bytes_read,
         "container": log.form or None,
         "framework": account.framework.name,

@@ -7,6 +7,7 @@ warning.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 import zlib
@@ -30,7 +31,9 @@ BAR_WIDTH = 40
 
 STDIN = "-"
 _TEXT_CONTROL = frozenset(b"\t\n\r\x08\x0b\x0c\x1b\0")
+_HOLE = re.compile(rb"\0{16,}")
 _PACKED_BYTES = 64 << 10
+_STEP_BYTES = 64
 _GZIP = b"\x1f\x8b"
 _PACKERS = {
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -68,29 +71,37 @@ class _Raw(Protocol):
 
 @dataclass(slots=True)
 class LogInput:
-    """One log while it is read.  `size`: bytes there were to read when it was opened; None = not known."""
+    """One log while it is read.
+
+    `size`: bytes there were to read when it was opened; None = not known.  `lines_on_disk`: so far, of a container's
+    log; None of any other, whose lines are those of the text.
+    """
 
     name: str
     raw: BufferedReader
     size: int | None = None
     terminal: TextIO | None = None
     bytes_read: int = 0
+    lines_on_disk: int | None = None
     form: str = ""
     warnings: list[str] = field(default_factory=list)
 
     def blocks(self) -> Iterator[Block]:
         """The file from its beginning.  `bytes_read` counts what was there after unpacking and before unwrapping."""
-        unwrapper, rest = Unwrapper(), b""
+        unwrapper, rest, on_disk = Unwrapper(), b"", _LineCount()
         with _bar(self) as bar:
             for chunk in self._chunks():
                 bar()
                 text = rest + unwrapper.feed(chunk)
+                if unwrapper.form or not text:  # of a container, or not known yet
+                    on_disk.take(chunk)
                 end = len(text) if unwrapper.form else _end_of_lines(text)
                 block, rest = text[:end], text[end:]
                 if block:
                     yield self._block(block, unwrapper)
         if text := rest + unwrapper.finish():
             yield self._block(text, unwrapper)
+        self.lines_on_disk = on_disk.lines if unwrapper.form else None
 
     def _block(self, text: bytes, unwrapper: Unwrapper) -> Block:
         self.form = unwrapper.form
@@ -133,6 +144,21 @@ class LogInput:
 
     def wrong(self, problem: str) -> InputError:
         return InputError(self.name, 0, "", problem)
+
+
+@dataclass(slots=True)
+class _LineCount:
+    """Line ends, and 1 for a last line without one."""
+
+    ends: int = 0
+    last: bytes = b"\n"
+
+    def take(self, chunk: bytes) -> None:
+        self.ends, self.last = self.ends + chunk.count(b"\n"), chunk[-1:]
+
+    @property
+    def lines(self) -> int:
+        return self.ends + (self.last != b"\n")
 
 
 # --- opening -------------------------------------------------------------------------------------------------
@@ -229,10 +255,12 @@ class _Unpacked:
         self._packed = self._packed or self._raw.read(_PACKED_BYTES)
         if not self._packed:
             return self._end("the packed data end early: told is what could be unpacked")
+        before = self._member.copy()
         try:
             piece = self._member.decompress(self._packed, size)
         except zlib.error:
-            return self._end("the packed data are damaged: told is what could be unpacked before")
+            self._end("the packed data are damaged: told is what could be unpacked before")
+            return _up_to_damage(before, self._packed, size)
         self._packed = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
         return piece
 
@@ -255,6 +283,15 @@ class _Unpacked:
         return b""
 
 
+def _up_to_damage(member: zlib._Decompress, packed: bytes, size: int) -> bytes:
+    """What can be unpacked before damage, in small steps, for a step that fails gives nothing."""
+    unpacked = b""
+    with suppress(zlib.error):
+        for offset in range(0, len(packed), _STEP_BYTES):
+            unpacked += member.decompress(packed[offset : offset + _STEP_BYTES])
+    return unpacked[:size]
+
+
 # --- blocks --------------------------------------------------------------------------------------------------
 
 
@@ -265,8 +302,8 @@ def _end_of_lines(text: bytes) -> int:
 
 
 def _is_binary(chunk: bytes) -> bool:
-    """More than a tenth control characters; the hole that a truncated log begins with does not count."""
-    head = chunk.lstrip(b"\0")[:8192]
+    """More than a tenth control characters.  Holes do not count: a log that was truncated, or a crash, leaves them."""
+    head = _HOLE.sub(b"", chunk).lstrip(b"\0")[:8192]
     odd = sum(1 for byte in head if byte < 32 and byte not in _TEXT_CONTROL) + 5 * head.count(b"\0")
     return odd * 10 > len(head)
 
