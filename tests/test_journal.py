@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwatch.sources import journal
+from stallwatch.sources import Moment, journal
 from stallwatch.sources.journal import (
+    FIRST_WORD_SECONDS,
     LONGEST_BREAK_SECONDS,
     SETTLE_SECONDS,
     JournalTail,
@@ -23,6 +24,8 @@ from stallwatch.sources.journal import (
     place_of,
 )
 
+WALL = 1780000100.0
+"""When the child is started; what it tells is older unless said."""
 UNIT = r"vllm\x2d7b@a:1.service"
 
 
@@ -40,7 +43,10 @@ class Child:
         self.program = folder / "journalctl"
         self.program.write_text(f'#!/bin/sh\necho "$0 $*" >> {folder}/asked\n{script}')
         self.program.chmod(0o755)
-        self.tail = JournalTail(f"journal::{UNIT}", 1780000000.7, lambda: self.now, str(self.program))
+        self.tail = JournalTail(f"journal::{UNIT}", 1780000000.7, self.moment, str(self.program))
+
+    def moment(self) -> Moment:
+        return Moment(self.now, WALL + self.now - 1000)
 
     @property
     def asked(self) -> list[str]:
@@ -113,13 +119,30 @@ def test_the_history_is_read_when_nothing_came_for_a_while(folder: Path) -> None
     assert (child.tail.backlog, child.tail.found) == (0, child.tail.bytes_read)
 
 
+def test_the_history_is_read_when_a_word_is_younger_than_the_child(folder: Path) -> None:
+    """Also of a unit that never pauses."""
+    young = record("young", __REALTIME_TIMESTAMP=str(int(WALL * 1e6)))
+    child = Child(folder, printed(record("old")) + "exec sleep 60")
+    child.until(4)
+    assert (child.tail.backlog, child.tail.bytes_read < (child.tail.found or 0)) == (1, True)
+
+    child.tail.close()
+    again = Child(folder, printed(record("old"), young) + "exec sleep 60")
+    again.until(10)
+    again.tail.close()
+
+    assert (again.tail.backlog, again.tail.found) == (0, 10)
+
+
 def test_a_unit_that_never_wrote_there_is_not_heard(folder: Path) -> None:
     child = Child(folder, printed(record(_SYSTEMD_UNIT="other.service"), b"-- No entries --\n") + "exec sleep 60")
-    child.now += SETTLE_SECONDS
+    list(child.tail.read(1 << 20))
+    assert child.tail.backlog == 1
+    child.now += FIRST_WORD_SECONDS
     assert list(child.tail.read(1 << 20)) == []
     child.tail.close()
 
-    assert (child.tail.heard, child.tail.bytes_read) == (False, 0)
+    assert (child.tail.heard, child.tail.bytes_read, child.tail.backlog) == (False, 0, 0)
 
 
 def test_a_child_that_ends_is_started_again_behind_what_it_told(folder: Path) -> None:
@@ -151,7 +174,7 @@ def test_a_child_that_only_fails_is_asked_less_and_less_and_is_a_reason(folder: 
 
 
 def test_without_journalctl_nothing_is_read_and_nothing_raised(folder: Path) -> None:
-    tail = JournalTail(f"journal::{UNIT}", 0.0, lambda: 0.0, str(folder / "none"))
+    tail = JournalTail(f"journal::{UNIT}", 0.0, lambda: Moment(0.0, 0.0), str(folder / "none"))
 
     assert list(tail.read(1 << 20)) == []
     assert (tail.identity, tail.heard) == (None, False)

@@ -42,7 +42,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.endpoints": "model signals config frameworks sources sources.connections sources.http_probe",
     "sources.http_probe": ". sources.connections",
     "sources.log_kind": "frameworks sources.log_lines",
-    "sources.journal": "",
+    "sources.journal": "sources",
     "sources.log_containers": "sources.procfs",
     "sources.log_decode": "",
     "sources.log_earlier": "",

@@ -18,13 +18,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import Moment
+
 PLACE = "journal:"
 """`journal:<namespace>:<unit>` is the place of a log that is no file."""
 READ_BYTES = 64 << 10
 MOST_RECORD_BYTES = 4 << 20
 """A longer record is dropped; a line of 48 KiB is 200 KiB as numbers."""
 SETTLE_SECONDS = 1.0
-"""Without a word for so long, the child has told what the journal held when it was started."""
+FIRST_WORD_SECONDS = 3.0
+"""Without a word for so long (the first one may take longer), or with one younger than itself, the child has told what
+the journal held when it was started.
+"""
+UNKNOWN = 1 << 62
+"""Size of the history before it is told."""
 SHORTEST_BREAK_SECONDS = 1.0
 LONGEST_BREAK_SECONDS = 60.0
 _END_SECONDS = 0.2
@@ -155,7 +162,7 @@ def _time(entry: dict[str, Any]) -> float | None:
 @dataclass(slots=True)
 class _Child:
     process: subprocess.Popen[bytes]
-    started: float
+    started: Moment
     rest: bytes = b""
     spoke: bool = False
 
@@ -164,13 +171,13 @@ class _Child:
 class JournalTail:
     """Follows one unit; used as a LogTail is.
 
-    `clock` gives monotonic seconds; `since` is the Unix time the history begins at.  `heard` says whether the unit
+    `clock` tells when it is read; `since` is the Unix time the history begins at.  `heard` says whether the unit
     ever wrote there: until then the log is no evidence.
     """
 
     path: str
     since: float
-    clock: Callable[[], float]
+    clock: Callable[[], Moment]
     program: str = field(default_factory=find_program)
     root: str = "/"
     owner: int | None = None
@@ -179,7 +186,7 @@ class JournalTail:
     truncations: int = 0
     errors: int = 0
     backlog: int = 1
-    found: int | None = 1 << 62  # not known before it has told all
+    found: int | None = UNKNOWN
     modified: float | None = None
     reason: str | None = None
     heard: bool = False
@@ -206,7 +213,7 @@ class JournalTail:
         """What came since the last call, without waiting for more."""
         if most_bytes <= 0:
             return
-        if self._child is None and self.clock() >= self._retry_at:
+        if self._child is None and self.clock().monotonic >= self._retry_at:
             self._start()
         left = most_bytes
         while self._child is not None and left > 0:
@@ -290,7 +297,7 @@ class JournalTail:
             self.modified = record.time or self.modified
         if texts:
             self.heard = child.spoke = True
-            self.reason, self._failures, self._spoke_at = None, 0, self.clock()
+            self.reason, self._failures, self._spoke_at = None, 0, self.clock().monotonic
         return b"".join(texts)
 
     def _settle(self, left: int) -> None:
@@ -298,11 +305,17 @@ class JournalTail:
         if left <= 0:
             self.backlog = 1
             return
-        quiet_since = max(self._spoke_at, self._child.started if self._child is not None else float("-inf"))
-        if self.clock() - quiet_since >= SETTLE_SECONDS or self.found == self.bytes_read:
+        if self.found != UNKNOWN or self._is_settled():
             self.backlog = 0
-            if self.found == 1 << 62:
-                self.found = self.bytes_read
+            self.found = min(self.found or 0, self.bytes_read)
+
+    def _is_settled(self) -> bool:
+        if (child := self._child) is None:
+            return True
+        if self.modified is not None and self.modified >= child.started.wall:
+            return True
+        quiet = self.clock().monotonic - (self._spoke_at if child.spoke else child.started.monotonic)
+        return quiet >= (SETTLE_SECONDS if child.spoke else FIRST_WORD_SECONDS)
 
     def _ended(self) -> None:
         """The child is gone: killed, or the journal's files were removed under it."""
@@ -311,7 +324,7 @@ class JournalTail:
 
     def _fail(self) -> None:
         self._failures += 1
-        self._retry_at = self.clock() + min(
+        self._retry_at = self.clock().monotonic + min(
             LONGEST_BREAK_SECONDS, SHORTEST_BREAK_SECONDS * 2 ** min(10, self._failures - 1)
         )
         if self._failures > 1:

@@ -356,7 +356,7 @@ class Logs:
         self._watch = FolderWatch(lambda: self.wake() if self.wake is not None else None)
         self._proc = os.path.join(str(host.proc), "")
         self._root = str(host.root)
-        self._now = 0.0
+        self._now = Moment(0.0, 0.0)
         self.wake: Callable[[], None] | None = None
         self.again_seconds: float | None = None
         self.dropped_logs = 0  # logs that found no room, so far
@@ -372,7 +372,7 @@ class Logs:
         A log that cannot be read is a log_bytes_total without value and with the reason; so is one whose history
         is not read to its end yet (`timeout`), so that its counters begin with the whole history.
         """
-        self._now = now.monotonic
+        self._now = now
         present = {server.name for server in scene.servers}
         refused, self._refused = self._refused, set()
         for server in scene.servers:
