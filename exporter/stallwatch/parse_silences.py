@@ -6,6 +6,7 @@ the printed ones.  The times in a block of plain text are read only where a long
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ CLOCK_STEP_SECONDS = 900.0
 """Clocks of two time zones differ by quarters of an hour; less is the time a line took to be written."""
 CLOCK_LINES = 20_000
 """Lines of a container's log in which a printed time is looked for."""
+_TIME_GROUP = re.compile(r"time(?:_\d)?")
 EPOCH_2000 = 946_684_800.0
 
 
@@ -94,6 +96,10 @@ class LogClock:
     shift: float = -EPOCH_2000  # from Unix time to this clock
     has_printed: bool = False
     looked: int = 0
+    groups: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.groups = tuple(name for name in self.framework.prefix.groupindex if _TIME_GROUP.fullmatch(name))
 
     def of(self, text: bytes, unix: float | None) -> float | None:
         """Seconds of an arbitrary clock, of a line; `unix`: what a runtime noted.  None = the line has no time."""
@@ -101,7 +107,10 @@ class LogClock:
         return unix + self.shift if printed is None and unix is not None else printed
 
     def printed(self, text: bytes) -> float | None:
-        stamp = self.framework.split(_text(text[:PREFIX_BYTES]))[0].time
+        """The printed time of a line.  Hundreds are asked for in a block: only that group of the prefix is read."""
+        if (match := self.framework.prefix.match(_text(text[:PREFIX_BYTES]))) is None:
+            return None
+        stamp = next((stamp for name in self.groups if (stamp := match[name])), None)
         return parse_time(stamp) if stamp else None
 
     def learn(self, block: Block, first_line: int) -> float:
