@@ -80,6 +80,21 @@ def test_a_process_without_a_command_line_has_no_command(argv: list[str]) -> Non
         ("vllm bench serve", ""),
         ("vllm", ""),
         ("vllm chat", ""),
+        ("/usr/bin/python3 /usr/local/bin/trtllm-serve org/m --tp_size 4", "trtllm"),
+        ("trtllm-serve serve org/m", "trtllm"),
+        ("python -m tensorrt_llm.commands.serve org/m", "trtllm"),
+        ("text-generation-launcher --model-id org/m", "tgi"),
+        ("/usr/bin/python3 /usr/local/bin/lmdeploy serve api_server org/m", "lmdeploy"),
+        ("/opt/llama.cpp/llama-server -m x.gguf", "llamacpp"),
+        ("python -m dynamo.frontend --http-port 8000", "dynamo"),
+        ("python3 -m dynamo.vllm --model org/m", "dynamo-vllm"),
+        ("python3 -m dynamo.sglang --model-path org/m", "dynamo-sglang"),
+        ("python3 -m dynamo.trtllm --model org/m", "dynamo-trtllm"),
+        ("trtllm-build --checkpoint_dir x", ""),
+        ("lmdeploy chat org/m", ""),
+        ("llama-cli -m x.gguf", ""),
+        ("text-generation-router --port 3000", ""),
+        ("python -m dynamo.planner", ""),
         ("bash -c vllm serve m", ""),
         ("/bin/sh -c exec vllm serve m", ""),
         ("grep vllm serve", ""),
@@ -395,3 +410,57 @@ def test_two_groups_have_two_names(first: str, second: str) -> None:
 )
 def test_a_server_alone_or_with_no_place_to_meet_is_in_no_group(text: str) -> None:
     assert facts(text).group == ""
+
+
+TGI_SHARD = "/opt/conda/bin/python /opt/conda/bin/text-generation-server serve org/m --sharded --uds-path /tmp/x"
+MPI_WORKER = "/usr/bin/python3 -m mpi4py.futures.server"
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable", "titled_by"),
+    [(TGI_SHARD, "RANK", "tgi"), (MPI_WORKER, "OMPI_COMM_WORLD_RANK", "")],
+)
+def test_a_rank_without_a_name_in_its_title_has_it_from_its_environment(
+    argv: str, variable: str, titled_by: str
+) -> None:
+    """Any program may use MPI's pool: such a process counts below TensorRT-LLM only."""
+    known, unknown, wrong = command(argv, **{variable: "3"}), command(argv), command(argv, **{variable: "x"})
+
+    assert (known.role, known.rank, known.titled_by) == ("rank", "TP3", titled_by)
+    assert [(found.role, found.rank) for found in (unknown, wrong)] == [("worker", "worker")] * 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "port", "tensor_parallel", "model"),
+    [
+        ("trtllm-serve org/m --tp_size 4 --pp_size 2 --port 8001", 8001, 4, "org/m"),
+        ("trtllm-serve serve org/m --tp_size=4", None, 4, "org/m"),
+        ("text-generation-launcher --model-id org/m --num-shard 8 -p 80", 80, 8, "org/m"),
+        ("lmdeploy serve api_server org/m --tp 8 --server-port 23334", 23334, 8, "org/m"),
+        ("llama-server -m /models/x.gguf --port 8081", 8081, 1, "models/x.gguf"),
+        ("llama-server -hf org/m:Q4", None, 1, "org/m:Q4"),
+        ("python -m dynamo.vllm --model org/m --tensor-parallel-size 2", None, 2, "org/m"),
+        ("python -m dynamo.sglang --model-path org/m --tp 2", None, 2, "org/m"),
+        ("python -m dynamo.frontend --http-port 8002", 8002, 1, ""),
+    ],
+)
+def test_the_arguments_of_every_server_are_understood(
+    argv: str, port: int | None, tensor_parallel: int, model: str
+) -> None:
+    found = facts(argv)
+
+    assert (found.port, found.tensor_parallel, found.model) == (port, tensor_parallel, model)
+
+
+@pytest.mark.parametrize(
+    ("argv", "enabled"),
+    [
+        ("llama-server -m x", False),
+        ("llama-server -m x --metrics", True),
+        ("lmdeploy serve api_server m", True),
+        ("lmdeploy serve api_server m --disable-metrics", False),
+        ("text-generation-launcher --model-id m", True),
+    ],
+)
+def test_whether_a_server_has_a_page_of_metrics_is_known(argv: str, enabled: bool) -> None:
+    assert facts(argv).metrics_enabled == enabled

@@ -266,6 +266,9 @@ BAD = {
     "kind of no error": ("kind: oom", "only error and fatal have a kind"),
     "level without group": ("level: [ERROR]", "the prefix has no group named level"),
     "unknown key": ("colour: red", "unknown key; allowed are"),
+    "silence of no duration": ("silent: long", "'long' is no duration"),
+    "a time-out of no duration": ("timeout: 480", "'480' is no duration"),
+    "release never examined": ("versions: '1.0-'", "'1.0-' is no range of examined releases; allowed are none"),
 }
 
 
@@ -307,6 +310,121 @@ def test_a_mistake_in_a_framework_is_named(text: str, problem: str, tmp_path: Pa
     (tmp_path / "x.yaml").write_text(text)
 
     with pytest.raises(InputError, match=re.escape(problem)):
+        load_frameworks(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("versions", "found"),
+    [
+        ("1.0-3.0", ("1.0", "2.0", "3.0")),
+        ("2.0-", ("2.0", "3.0")),
+        ("-2.0", ("1.0", "2.0")),
+        ("2.0", ("2.0",)),
+        ("3.0-1.0", None),
+        ("2.1-", None),
+    ],
+)
+def test_a_range_of_releases_is_of_those_examined(versions: str, found: tuple[str, ...] | None, tmp_path: Path) -> None:
+    pattern = f"{{event: ready, literal: up!, regex: up!, versions: '{versions}'}}"
+    (tmp_path / "x.yaml").write_text(f"title: X\nreleases: ['1.0', '2.0', '3.0']\npatterns: [{pattern}]\n")
+
+    if found is None:
+        with pytest.raises(InputError, match=r"is no range of examined releases; allowed are 1\.0, 2\.0, 3\.0"):
+            load_frameworks(tmp_path)
+    else:
+        assert load_frameworks(tmp_path)[0].patterns[0].versions == found
+
+
+def test_silences_and_time_outs_are_seconds_and_a_time_out_has_a_name(tmp_path: Path) -> None:
+    known = "{event: ready, literal: up!, regex: up!, silent: 2h, timeout: 8m, clock: load_barrier}"
+    (tmp_path / "x.yaml").write_text(f"title: X\npatterns: [{known}, {{event: ready, literal: up!, regex: up!}}]\n")
+
+    told, untold = load_frameworks(tmp_path)[0].patterns
+
+    assert (told.silent_seconds, told.timeout_seconds, told.clock) == (7200.0, 480.0, "load_barrier")
+    assert (untold.silent_seconds, untold.timeout_seconds, untold.clock) == (0.0, 0.0, "")
+
+
+def test_a_time_out_without_a_name_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("title: X\npatterns: [{event: ready, literal: up!, regex: up!, timeout: 8m}]\n")
+
+    with pytest.raises(InputError, match=r"patterns\[0\].clock: the key is required"):
+        load_frameworks(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "event", "clock", "seconds"),
+    [
+        ("sglang", "load_end", "load_barrier", {300.0, 480.0}),
+        ("sglang", "dist_init_begin", "collective", {600.0, 1800.0}),  # torch over NCCL; gloo
+        ("sglang", "listening", "warmup", {600.0}),
+        ("vllm", "dist_init_begin", "collective", {600.0, 1800.0}),
+    ],
+)
+def test_the_servers_own_time_outs_stand_beside_the_lines_they_count_from(
+    name: str, event: str, clock: str, seconds: set[float]
+) -> None:
+    found = {one.timeout_seconds for one in FRAMEWORKS[name].patterns if one.event == event and one.clock == clock}
+
+    assert found == seconds
+
+
+@pytest.mark.parametrize("name", [name for name in FRAMEWORKS if not name.startswith(("dynamo", "generic"))])
+def test_long_healthy_silences_of_loads_and_tuners_are_known(name: str) -> None:
+    silent = {one.event: one.silent_seconds for one in FRAMEWORKS[name].patterns if one.silent_seconds}
+
+    assert max(silent.get(event, 0.0) for event in ("load_begin", "load_progress")) >= 3600.0
+    assert silent["autotune_begin"] == 7200.0
+
+
+BASE = """\
+title: Base
+releases: ["1.0"]
+prefix: '^(?:B (?P<time>\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d:\\d\\d) )?'
+arguments: {port: {flags: [--port]}}
+access: {default_port: 1234, endpoints: {health: /health}}
+entry_points: [base]
+embedded_ready: [load_end]
+patterns: [{event: load_begin, literal: load, regex: load}]
+"""
+OVER = """\
+title: Over
+extends: base
+entry_points: [over]
+prefix: '^O (?P<time>\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d:\\d\\d) '
+patterns: [{event: ready, literal: up!, regex: up!}]
+"""
+
+
+def test_a_framework_that_extends_another_reads_its_lines_behind_either_prefix(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "aover.yaml").write_text(OVER)  # read before the file it extends
+
+    over, base = load_frameworks(tmp_path)
+
+    said = [scan(over, f"{sign} 2026-06-02 08:00:00 {word}")[1] for sign in "BO" for word in ("load", "up!")]
+    assert [(hit.event, hit.stamp) for hits in said for hit in hits] == [
+        (event, "2026-06-02 08:00:00") for event in ("load_begin", "ready") * 2
+    ]
+    assert [scan(base, f"O 2026-06-02 08:00:00 {word}")[1] for word in ("load", "up!")] == [[], []]
+    assert (over.arguments, over.embedded_ready) == (base.arguments, base.embedded_ready)
+
+
+def test_a_framework_that_extends_another_takes_neither_its_port_nor_its_commands(tmp_path: Path) -> None:
+    """A worker without HTTP must not be watched at the port of a server that has it."""
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "aover.yaml").write_text(OVER)
+
+    over, _ = load_frameworks(tmp_path)
+
+    assert (over.default_port, dict(over.endpoints), over.entry_points, over.titles) == (0, {}, ("over",), ())
+
+
+@pytest.mark.parametrize("base", ["nobody", "over"])
+def test_only_a_framework_of_its_own_can_be_extended(base: str, tmp_path: Path) -> None:
+    (tmp_path / "over.yaml").write_text(f"title: X\nextends: {base}\npatterns: []\n")
+
+    with pytest.raises(InputError, match=re.escape(f"extends: '{base}' is unknown; allowed are")):
         load_frameworks(tmp_path)
 
 
