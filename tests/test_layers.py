@@ -50,8 +50,10 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_places": "model",
     "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.procfs",
     "sources.log_tail": "model",
+    "sources.log_mounts": "",
+    "sources.log_guard": "sources.log_mounts sources.log_tail",
     "sources.logs": "model signals startup config frameworks sources sources.journal sources.log_decode"
-    " sources.log_earlier sources.log_lines sources.log_places sources.log_tail",
+    " sources.log_earlier sources.log_guard sources.log_lines sources.log_mounts sources.log_places sources.log_tail",
     "sources.members": "model descriptors signals config frameworks sources.cgroups sources.cgroup_state"
     " sources.discovery sources.process_table sources.procfs",
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"

@@ -14,11 +14,11 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 CHUNK_BYTES = 1 << 18
-FINGERPRINT_BYTES = 256
+FINGERPRINT_BYTES = 1024
 """The first bytes of a file tell whether it was truncated and has grown again beyond what was read."""
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -41,24 +41,46 @@ class NotAFileError(OSError):
 
 @dataclass(slots=True)
 class _Open:
-    """One opened file and how far it was read."""
+    """One opened file and how far it was read.
+
+    Only keyed hashes of its text are kept: of the first bytes from `begins` on, and of the last ones that were read.
+    """
 
     descriptor: int
     identity: Identity
+    begins: int = 0  # where its content begins: behind a hole
     offset: int = 0
-    fingerprint: bytes = b""
-    fingerprinted: int = 0  # bytes it covers
-    looked_at: tuple[int, int] = (0, 0)  # time of the last change, size
+    head: bytes = b""
+    head_bytes: int = 0
+    last: bytes = b""
+    last_bytes: int = 0
 
     def matches(self) -> bool:
         """Whether the file still begins as it did when it was read."""
-        head = os.pread(self.descriptor, self.fingerprinted, 0)
-        return _digest(head) == self.fingerprint or not self.fingerprinted
+        return not self.head_bytes or _digest(os.pread(self.descriptor, self.head_bytes, self.begins)) == self.head
 
-    def remember(self) -> None:
-        if self.fingerprinted < min(FINGERPRINT_BYTES, self.offset):
-            head = os.pread(self.descriptor, min(FINGERPRINT_BYTES, self.offset), 0)
-            self.fingerprint, self.fingerprinted = _digest(head), len(head)
+    def took(self, chunk: bytes) -> None:
+        """Remember what was read behind the offset, and move it."""
+        offset = self.offset + len(chunk)
+        if self.head_bytes < (wanted := min(FINGERPRINT_BYTES, offset - self.begins)):
+            head = os.pread(self.descriptor, wanted, self.begins)
+            self.head, self.head_bytes = _digest(head), len(head)
+        self.offset = offset
+        self.last, self.last_bytes = _digest(chunk[-FINGERPRINT_BYTES:]), len(chunk[-FINGERPRINT_BYTES:])
+
+    def begin(self, size: int) -> None:
+        """Read from the beginning, of which nothing is known yet.  `size` of the file, in bytes."""
+        self.begins = self.offset = _first_data(self.descriptor, size)
+        self.head = self.last = b""
+        self.head_bytes = self.last_bytes = 0
+
+    def goes_on_in(self, other: _Open) -> bool:
+        """Whether another handle leads to this very file: its inode, and everything that was read is there."""
+        if self.identity[1] != other.identity[1] or not self.head_bytes:
+            return False
+        last = os.pread(other.descriptor, self.last_bytes, self.offset - self.last_bytes)
+        head = os.pread(other.descriptor, self.head_bytes, self.begins)
+        return _digest(head) == self.head and _digest(last) == self.last
 
 
 @dataclass(slots=True)
@@ -83,6 +105,12 @@ class LogTail:
     modified: float | None = None
     reason: str | None = None
     _file: _Open | None = field(default=None, repr=False)
+    _before: _Open | None = field(default=None, repr=False)  # closed; what is opened next may go on where it ended
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the log is read in a thread of its own."""
+        return False
 
     @property
     def identity(self) -> Identity | None:
@@ -122,7 +150,7 @@ class LogTail:
             for chunk in self._drain(self._file, left):
                 left -= len(chunk)
                 yield chunk
-            if self.backlog or not successor or left <= 0:
+            if self.backlog or not successor or left <= 0 or self._file is None:
                 return
             self._leave()
 
@@ -154,11 +182,29 @@ class LogTail:
         opened = os.fstat(descriptor)
         try:
             self._check(opened)
+            file = _Open(descriptor, (opened.st_dev, opened.st_ino))
+            file.begin(opened.st_size)
+            file = self._continued(file)
         except OSError:
             os.close(descriptor)
             raise
         self.found = opened.st_size if self.found is None else self.found
-        return _Open(descriptor, (opened.st_dev, opened.st_ino))
+        return file
+
+    def _continued(self, file: _Open) -> _Open:
+        """A file that was opened: the one that was followed before, by another handle, or its successor.
+
+        A stale handle is opened anew, and a mount that went and came has another number of its device.
+        """
+        if (before := self._before) is None:
+            return file
+        if before.goes_on_in(file):
+            file = replace(before, descriptor=file.descriptor, identity=file.identity)
+        elif before.offset:
+            self.rotations += 1
+            self.boundary()
+        self._before = None
+        return file
 
     def _check(self, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):
@@ -181,40 +227,37 @@ class LogTail:
                 chunk = os.pread(file.descriptor, min(CHUNK_BYTES, size - file.offset, most_bytes), file.offset)
                 if not chunk:
                     break
-                file.offset += len(chunk)
+                file.took(chunk)
                 self.bytes_read += len(chunk)
                 most_bytes -= len(chunk)
-                file.remember()
                 yield chunk
             self.backlog = max(0, size - file.offset)
         except OSError as error:  # a stale network handle, an I/O error: open it anew next time
-            self.close()
+            self._leave()
             self._fail(error)
 
     def _settle(self, file: _Open) -> int:
         """The file's size; what was truncated is read from its beginning again."""
         status = os.fstat(file.descriptor)
-        changed = (status.st_mtime_ns, status.st_size) != file.looked_at
-        file.looked_at, self.modified = (status.st_mtime_ns, status.st_size), status.st_mtime
-        if status.st_size < file.offset or (changed and file.offset and not file.matches()):
+        self.modified = status.st_mtime
+        if status.st_size < file.offset or (file.offset and not file.matches()):
             self.truncations += 1
             self.boundary()
-            file.offset, file.fingerprint, file.fingerprinted = _first_data(file.descriptor), b"", 0
+            file.begin(status.st_size)
         return status.st_size
 
     def _leave(self) -> None:
-        """The file was replaced and is read to its end."""
+        """Close a file that was replaced and is read to its end, or whose handle is worth nothing any more."""
+        self._before = self._file
         self.close()
-        self.rotations += 1
-        self.boundary()
 
 
-def _first_data(descriptor: int) -> int:
+def _first_data(descriptor: int, size: int) -> int:
     """Where the file's content begins: a writer that keeps its offset leaves a hole when it is truncated."""
     try:
-        return os.lseek(descriptor, 0, os.SEEK_DATA)
-    except OSError:  # all hole, or a file system that does not know
-        return 0
+        return min(size, os.lseek(descriptor, 0, os.SEEK_DATA))
+    except OSError as error:
+        return size if error.errno == errno.ENXIO else 0  # nothing but a hole; a file system that does not know
 
 
 def _digest(head: bytes) -> bytes:

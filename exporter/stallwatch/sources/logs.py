@@ -32,7 +32,9 @@ from .journal import PLACE as JOURNAL
 from .journal import JournalTail
 from .log_decode import Part, StreamUnwrapper
 from .log_earlier import CHUNK_BYTES, Earlier, earlier_files, is_runtimes, read_earlier
+from .log_guard import Guards
 from .log_lines import Batch, Hit, LogScanner, seconds_between
+from .log_mounts import Mounts
 from .log_places import LogPlaces
 from .log_tail import FolderWatch, Identity, LogTail
 
@@ -163,7 +165,7 @@ class _Log:
         """Read on; the batches of this turn.  What was told before a restart says only who is which rank."""
         tail = self.tail
         most_bytes = yield from self._read_earlier(most_bytes)
-        while (left := (self.told or 0) - tail.bytes_read) > 0 and most_bytes > 0:
+        while (left := (self.told or 0) - tail.offset) > 0 and most_bytes > 0:
             before = tail.bytes_read
             yield from map(_names_only, self._read(min(most_bytes, left)))
             most_bytes -= tail.bytes_read - before
@@ -356,6 +358,7 @@ class Logs:
         self._watch = FolderWatch(lambda: self.wake() if self.wake is not None else None)
         self._proc = os.path.join(str(host.proc), "")
         self._root = str(host.root)
+        self._guards = Guards(Mounts(str(host.proc)), host.read_deadline_seconds)
         self._now = Moment(0.0, 0.0)
         self.wake: Callable[[], None] | None = None
         self.again_seconds: float | None = None
@@ -373,6 +376,7 @@ class Logs:
         is not read to its end yet (`timeout`), so that its counters begin with the whole history.
         """
         self._now = now
+        self._guards.mounts.refresh(now.monotonic)
         present = {server.name for server in scene.servers}
         refused, self._refused = self._refused, set()
         for server in scene.servers:
@@ -443,7 +447,7 @@ class Logs:
         if place.path.startswith(JOURNAL):
             tail = JournalTail(place.path, server.started_at, lambda: self._now, root=self._root)
         else:
-            tail = LogTail(place.path, owner=place.owner)
+            tail = self._guards.tail(place.path, place.owner)
         return _Log(
             place, tail, lambda: LogScanner(framework, self._limits), lambda stream: logs.name_of(place, stream)
         )
@@ -564,7 +568,8 @@ class Logs:
         behind = any(log.is_behind for log in followed)
         self.again_seconds = CATCH_UP_SECONDS if behind else None
         if self.wake is not None:
-            paths = [log.place.path for log in followed if not log.place.path.startswith((self._proc, JOURNAL))]
+            near = [log.place.path for log in followed if isinstance(log.tail, LogTail) and not log.tail.is_far]
+            paths = [path for path in near if not path.startswith(self._proc)]
             self._watch.watch({os.path.dirname(path) for path in paths})
 
 

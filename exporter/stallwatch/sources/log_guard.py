@@ -1,0 +1,187 @@
+"""Logs on mounts that may stop answering: read in threads of their own, so that a dead one stops its own logs only.
+
+One thread at a time for each mount, and a bounded number of them in all, because one that waits for a dead mount
+cannot be ended.  It ends by itself when the mount answers or goes; its log is then read on where it was.
+A log on a local file system is read at once, without a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .log_mounts import Mounts
+from .log_tail import LogTail
+
+MOST_WAITING = 8
+"""Mounts that may be waited for at once; the logs on others are not read meanwhile."""
+TURN_SECONDS = 0.25
+"""How long a turn waits for a far log; what comes later is taken up at the next one."""
+FAR_BYTES = 8 << 20
+"""Most bytes of a far log in one turn: they are all kept until they are taken."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """Something done on a mount, in its thread; `then` is done behind it."""
+
+    work: Callable[[], Any]
+    began: float
+    result: Any = None
+    done: threading.Event = field(default_factory=threading.Event)
+    then: list[Callable[[], Any]] = field(default_factory=list)
+
+
+class Guards:
+    """Who is waited for.  `deadline_seconds`: a mount that answers later than that is said to be dead."""
+
+    def __init__(
+        self,
+        mounts: Mounts,
+        deadline_seconds: float = 2.0,
+        turn_seconds: float = TURN_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.mounts, self.deadline, self.turn, self._monotonic = mounts, deadline_seconds, turn_seconds, monotonic
+        self._jobs: dict[str, _Job] = {}  # by mount, those that are not done
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        """Threads that have not come back."""
+        return len(self._jobs)
+
+    def start(self, mount: str, work: Callable[[], Any]) -> _Job | None:
+        """Begin something on a mount; None while it is busy, or too many others are."""
+        with self._lock:
+            if mount in self._jobs or len(self._jobs) >= MOST_WAITING:
+                return None
+            return self._begin(mount, work)
+
+    def afterwards(self, mount: str, work: Callable[[], None]) -> None:
+        """Do something on a mount as soon as it, or with too many waiting any other, is free; nobody waits for it."""
+        with self._lock:
+            if mount not in self._jobs and len(self._jobs) < MOST_WAITING:
+                self._begin(mount, work)
+            else:
+                (self._jobs.get(mount) or next(iter(self._jobs.values()))).then.append(work)
+
+    def _begin(self, mount: str, work: Callable[[], Any]) -> _Job:
+        job = self._jobs[mount] = _Job(work, self._monotonic())
+        threading.Thread(target=self._run, args=(mount, job), name="far-log", daemon=True).start()
+        return job
+
+    def is_late(self, mount: str) -> bool:
+        """Whether what is being done there should have been done."""
+        with self._lock:
+            job = self._jobs.get(mount)
+        return len(self._jobs) >= MOST_WAITING if job is None else self._monotonic() - job.began >= self.deadline
+
+    def tail(self, path: str, owner: int | None) -> LogTail:
+        return GuardedTail(self, path, owner)
+
+    def _run(self, mount: str, job: _Job) -> None:
+        try:
+            job.result = job.work()
+            while (work := self._next(mount, job)) is not None:
+                work()
+        finally:
+            with self._lock:
+                if self._jobs.get(mount) is job:
+                    del self._jobs[mount]
+            job.done.set()
+
+    def _next(self, mount: str, job: _Job) -> Callable[[], Any] | None:
+        with self._lock:
+            if job.then:
+                return job.then.pop(0)
+            del self._jobs[mount]
+            return None
+
+
+class GuardedTail(LogTail):
+    """Follows one path as LogTail does, and in a thread while it leads to a far mount.
+
+    What is seen from outside is as of the last read that came back; `timeout` is the reason while none does.
+    """
+
+    def __init__(self, guards: Guards, path: str, owner: int | None = None) -> None:
+        super().__init__(path, owner=owner)
+        self._guards = guards
+        self._far: LogTail | None = None  # belongs to the thread while a job runs
+        self._mount = ""
+        self._job: _Job | None = None
+        self._late = 0  # times it did not answer
+
+    @property
+    def is_far(self) -> bool:
+        return self._far is not None
+
+    def read(self, most_bytes: int) -> Iterator[bytes]:
+        mount = self._guards.mounts.far(self.path)
+        if mount is None and self._far is None:
+            return super().read(most_bytes)
+        if self._far is None:
+            self._far = LogTail(self.path, owner=self.owner)
+            self._take_over(self, self._far)
+        self._mount = mount or self._mount
+        return self._read_far(self._far, min(most_bytes, FAR_BYTES))
+
+    def mark(self, offset: int, seal: Callable[..., str]) -> str | None:
+        far = self._far
+        if far is None:
+            return super().mark(offset, seal)
+        job = self._guards.start(self._mount, lambda: far.mark(offset, seal)) if self._job is None else None
+        if job is None or not job.done.wait(self._guards.deadline):
+            return None
+        mark: str | None = job.result
+        return mark
+
+    def close(self) -> None:
+        if self._far is None:
+            super().close()
+        else:
+            self._guards.afterwards(self._mount, self._far.close)
+
+    def _read_far(self, far: LogTail, most_bytes: int) -> Iterator[bytes]:
+        seconds = 0.0
+        if self._job is None:
+            path, owner, seconds = self.path, self.owner, self._guards.turn
+            self._job = self._guards.start(self._mount, lambda: _read_all(far, path, owner, most_bytes))
+        if self._job is None or not self._job.done.wait(seconds):
+            self._wait_on()
+            return
+        parts, self._job = self._job.result, None
+        for part in parts or ():
+            if isinstance(part, bytes):
+                yield part
+            else:
+                self.rotations, self.truncations = part
+                self.boundary()
+        self._take_over(far, self)
+        self.errors += self._late
+
+    def _wait_on(self) -> None:
+        """Nothing came this time; what was seen last holds until the mount is late."""
+        if self.identity is None or self._guards.is_late(self._mount):
+            self._late += self.reason != "timeout"
+            self.errors += self.reason != "timeout"
+            self.reason = "timeout"
+
+    def _take_over(self, one: LogTail, other: LogTail) -> None:
+        for name in ("bytes_read", "rotations", "truncations", "errors", "backlog", "found", "modified", "reason"):
+            setattr(other, name, getattr(one, name))
+        other._file = replace(one._file) if one._file is not None else None
+
+
+def _read_all(tail: LogTail, path: str, owner: int | None, most_bytes: int) -> list[bytes | tuple[int, int]]:
+    """In the thread: the chunks, and between them rotations and truncations so far, where another file begins."""
+    parts: list[bytes | tuple[int, int]] = []
+    tail.path, tail.owner = path, owner
+    tail.boundary = lambda: parts.append((tail.rotations, tail.truncations))
+    for chunk in tail.read(most_bytes):
+        parts.append(chunk)
+    return parts
