@@ -710,3 +710,68 @@ def test_without_room_for_descriptors_members_are_read_without_keeping_their_fil
     assert node.value("rank_alive", "TP7") == 1.0
     node.source.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- servers of other kinds ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "comm"),
+    [("/opt/llama-server -m x.gguf", "llama-server"), ("lmdeploy serve api_server m --tp 8", "lmdeploy")],
+)
+def test_the_only_process_of_a_model_is_its_rank(node: Node, command: str, comm: str) -> None:
+    """Its port may be open while it loads: what it does must not count as work of a front end for clients."""
+    node.tree.add(100, command, comm=comm)
+
+    node.look()
+
+    assert node.ranks == {100: "TP0"}
+    assert node.server.ranks_expected == 1
+    assert node.alive() == {"TP0": 1.0}
+
+
+def test_the_first_process_of_a_server_with_ranks_is_none_itself(node: Node) -> None:
+    node.tree.add(100, "trtllm-serve org/m --tp_size 8", comm="trtllm-serve")
+
+    node.look()
+
+    assert node.ranks == {100: "main"}
+    assert node.server.ranks_expected == 8
+    assert node.alive() == {}
+
+
+def test_shards_are_ranks_by_the_number_in_their_environment(node: Node) -> None:
+    node.tree.add(100, "text-generation-launcher --model-id m --num-shard 2", comm="text-generation")
+    for rank in (0, 1):
+        shard = "/opt/conda/bin/python /opt/conda/bin/text-generation-server serve m --uds-path /tmp/x"
+        node.tree.add(101 + rank, shard, ppid=100, comm="text-generation", environ={"RANK": str(rank)})
+    node.tree.add(103, "text-generation-router --port 80", ppid=100, comm="text-generation")
+
+    node.look()
+
+    assert node.ranks == {100: "main", 101: "TP0", 102: "TP1", 103: "controller"}
+
+
+def test_a_worker_of_mpi_is_a_rank_below_tensorrt_llm_and_else_nothing(node: Node) -> None:
+    worker = "/usr/bin/python3 -m mpi4py.futures.server"
+    node.tree.add(100, "trtllm-serve m --tp_size 2", comm="trtllm-serve")
+    node.tree.add(101, "orted -mca x", ppid=100, comm="orted")
+    for rank in (0, 1):
+        node.tree.add(102 + rank, worker, ppid=101, comm="python3", environ={"OMPI_COMM_WORLD_RANK": str(rank)})
+    node.tree.add(200, "/usr/bin/python3 simulate.py", comm="python3")
+    node.tree.add(201, worker, ppid=200, comm="python3", environ={"OMPI_COMM_WORLD_RANK": "0"})
+
+    node.look()
+
+    assert node.names == ["trtllm-8000"]
+    assert node.ranks == {100: "main", 102: "TP0", 103: "TP1"}
+
+
+def test_a_worker_of_dynamo_has_no_port_to_be_watched(node: Node) -> None:
+    node.tree.add(100, "python3 -m dynamo.vllm --model org/m", comm="python3")
+    node.tree.add(101, "VLLM::EngineCore", ppid=100, comm="VLLM::EngineCor")
+    node.tree.add(200, "python3 -m dynamo.frontend", comm="python3")
+
+    node.look()
+
+    assert {server.name: server.ports for server in node.servers} == {"dynamo-vllm-1": (), "dynamo-8000": (8000,)}

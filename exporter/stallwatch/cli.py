@@ -290,11 +290,10 @@ def _run_replay(arguments: argparse.Namespace) -> int:
 
 
 def _run_frameworks(arguments: argparse.Namespace) -> int:
-    from .frameworks import load_frameworks
+    from .frameworks import describe, load_frameworks
 
     for framework in load_frameworks():
-        entries = ", ".join(framework.entry_points) or "only by configuration"
-        print(f"{framework.name:12} {len(framework.patterns):3} line patterns; started by: {entries}")
+        print("\n    ".join(describe(framework)))
     return 0
 
 

@@ -9,7 +9,7 @@ A wrong file is an InputError with file, line and key.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -351,6 +351,34 @@ def _load(folder: Path) -> tuple[Framework, ...]:
     for name in sorted(tops, key=lambda name: "extends" in tops[name]):  # what is extended comes first
         known[name] = _framework(paths[name], tops[name], common, known)
     return tuple(known[name] for name in paths)
+
+
+def describe(framework: Framework) -> Iterator[str]:
+    """What is known of one framework, a line each: commands, releases, silences, the server's own time-outs."""
+    entries = ", ".join(framework.entry_points) or "only by configuration"
+    yield f"{framework.name:14} {len(framework.patterns):3} line patterns; started by: {entries}"
+    if framework.releases:
+        of = f" (engine: see {framework.extends})" if framework.extends else ""
+        yield f"examined: {', '.join(framework.releases)}{of}"
+    silent: dict[str, float] = {}
+    for pattern in (pattern for pattern in framework.patterns if pattern.event != NO_EVENT):
+        silent[pattern.event] = max(pattern.silent_seconds, silent.get(pattern.event, 0.0))
+    known = [f"{event} {_duration(seconds)}" for event, seconds in silent.items() if seconds]
+    if known:
+        yield f"healthy and silent for up to, behind: {', '.join(known)}"
+    timeouts = {
+        f"{pattern.clock} {_duration(pattern.timeout_seconds)} from {pattern.event}": None
+        for pattern in framework.patterns
+        if pattern.clock
+    }
+    if timeouts:
+        yield f"gives up by itself: {', '.join(timeouts)}"
+
+
+def _duration(seconds: float) -> str:
+    """As a configuration writes it: "3h15m", "480s" is "8m"."""
+    parts = [(int(seconds // 3600), "h"), (int(seconds % 3600 // 60), "m"), (int(seconds % 60), "s")]
+    return "".join(f"{number}{unit}" for number, unit in parts if number)
 
 
 def _ordered(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
