@@ -76,15 +76,18 @@ def stats_line_stops(stage: Stage, stops: bool = True) -> None:
     return stage.run(900, rate)
 
 
-def kernel_never_returns(stage: Stage, power: float = 19.0, seconds: float = WEDGED) -> None:
-    """H73: GPU 96 % at 19 W, 130 threads asleep.  The twin, a very long prefill, draws 36 W at the same 96 %."""
+def kernel_never_returns(stage: Stage, power: float = 19.0, memory: float = 0.0, seconds: float = WEDGED) -> None:
+    """H73: GPU 96 % at 19 W, 130 threads asleep.  The twin, a very long prefill, draws 36 W at the same 96 %.
+
+    `memory`: a kernel that moves memory is no spin, whatever it draws: at most suspect.
+    """
     server = vllm(stage, 1)
     with_cards(server, idle_power=15.0, limit=140.0)
     serving(stage, server)
     rests(server)
     owes(server, 2)
     counts_tokens(server)
-    cards_do(server, power, 0.96)
+    cards_do(server, power, 0.96, memory)
     if power < 30:
         return stands_still(server, seconds)
     stage.run(seconds)

@@ -65,13 +65,24 @@ def novel_lines_alone(stage: Stage, markers: bool = False) -> None:
     return finish(server)
 
 
+def nine_novel_lines(stage: Stage, lines: int = 9) -> None:
+    """A line of a new shape every 40 s, nine times, and a marker 150 s after the last.  Or no line and no marker."""
+    server = sglang(stage, 1)
+    up_to_load(server)
+    if not lines:
+        return stands_still(server, LONG)
+    stage.run(40 * lines + 5, Beat(40, lambda number: server.line("novel")))
+    stage.run(150)
+    return finish(server)
+
+
 def slow_counter(stage: Stage, stops_after: int = 0) -> None:
     """A bar of minutes per step while nothing else moves: stall_after is stretched by what was seen.  Or it stops."""
     server = sglang(stage, 1)
     up_to_load(server)
     server.say("capture_begin", "TP0")
     server.say("capture_progress", "TP0", done=0, total=12)
-    steps = (100, 120, 150, 150, 200, 290, 290, 240, 290, 150)
+    steps = (100, 120, 150, 150, 290, 600, 290, 240, 290, 150)
     for number, seconds in enumerate(steps[: stops_after or None], start=1):
         stage.run(seconds)
         server.say("capture_progress", "TP0", done=number, total=12)
