@@ -355,3 +355,22 @@ def test_sizes_of_all_streams_are_the_bytes_of_the_file(chunks: list[bytes]) -> 
         size += sum(part.size for part in parts.values())
 
     assert size == len(docker("x\n")) + sum(map(len, chunks))
+
+
+BODIES = st.lists(
+    st.sampled_from(
+        [b"x", b'"', b'\\"', b"\\\\", b"\\n", b"\\u001b", b"\\r", b"\\", b'","stream":"stdout"', b'{"log":"', b"\xff"]
+    ),
+    max_size=5,
+).map(b"".join)
+USUAL = st.tuples(
+    BODIES, st.sampled_from([b"stdout", b"stderr"]), st.sampled_from([b"2026-06-02T08:00:00Z", b"", b"\\"])
+)
+
+
+@given(st.lists(USUAL, min_size=1, max_size=4))
+def test_a_block_at_once_is_what_its_lines_are_one_by_one(lines: list[tuple[bytes, bytes, bytes]]) -> None:
+    block = b"".join(b'{"log":"%b\\n","stream":"%b","time":"%b"}\n' % line for line in lines)
+    decoded = log_decode._docker_block(block)
+    if decoded is not None:
+        assert decoded.each() == [log_decode._docker_row(line) for line in block.splitlines()]
