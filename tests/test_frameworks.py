@@ -134,6 +134,28 @@ def test_a_line_that_must_mean_nothing_does(framework: Framework, line: dict[str
     assert not scanner.events, line["why"]
 
 
+WEIGHTY = {"ready", "fatal", "shutdown", "watchdog"}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_no_line_that_weighs_does_so_when_it_is_quoted(name: str) -> None:
+    """A prompt may hold any line of any log: behind other words, and in the server's own log, it says nothing."""
+    framework = FRAMEWORKS[name]
+    files = {name, framework.extends or name, "common"}
+    for entry in (entry for file in files for entry in fixture(file)["lines"] if entry["event"] in WEIGHTY):
+        line = ANSI.sub("", entry["line"])
+        pattern, (_, message) = matching(framework, line), framework.split(line)
+        assert pattern is not None
+        quoted = [f"what does it mean: {line}", f"'{line}'"]
+        if pattern.regex.pattern != ".":  # at this level no request is logged
+            quoted.append(line[: len(line) - len(message)] + f"chat: {message}")
+        if pattern.prefix != "any":
+            quoted.append(message)
+
+        for text in quoted:
+            assert not WEIGHTY & set(scan(framework, text)[0].events), text
+
+
 @pytest.mark.parametrize("name", [*FRAMEWORKS, "common"])
 def test_every_pattern_is_shown_by_a_line(name: str) -> None:
     framework = FRAMEWORKS["sglang" if name == "common" else name]

@@ -141,6 +141,23 @@ def test_a_made_log_tells_the_start_it_was_made_of(name: str) -> None:
     assert file["starts"] == (0 if name == "unknown" else 1)
 
 
+@pytest.mark.parametrize(
+    "name", ["sglang-0.4.9-tp2", "vllm-0.6.6", "trtllm-1.3.0-tp2", "tgi-3.3.7-2-shards", "llamacpp-2024"]
+)
+def test_a_server_that_is_started_again_and_again_into_one_log_is_told_by_its_last_start(
+    name: str, tmp_path: Path
+) -> None:
+    """Some wrappers start a server for ever: the same phases once more are no progress of the first start."""
+    once = (MADE / f"{name}.log").read_bytes()
+    path = tmp_path / "again.log"
+    path.write_bytes(once * 3)
+
+    (file,) = parse_files([str(path)], None, FRAMEWORKS)["files"]
+
+    assert (file["starts"], file["lines"]) == (3, 3 * once.count(b"\n"))
+    assert file["markers"] == parsed(name)["markers"]
+
+
 def test_only_the_ends_of_the_captures_of_a_follower_stand_last() -> None:
     file = parsed("sglang-0.5.23-follower")
 
