@@ -361,3 +361,58 @@ def test_a_log_is_a_file_or_the_journal(container: Container) -> None:
 
     assert isinstance(log, _Log)
     assert isinstance(log.tail, LogTail)
+
+
+# --- the kubelet ---------------------------------------------------------------------------------------------
+
+
+def test_the_next_start_of_a_container_goes_on_in_the_file_with_the_next_number(container: Container) -> None:
+    container.read()
+    container.log = "1.log"
+    container.wrote(cri(END, "F", "stdout"))
+    container.find()
+    container.server = replace(container.server, root=ProcessId(8, 200))
+
+    seen = container.read()
+
+    assert [(event.event, event.log) for event in events(seen)] == [("load_end", "stdout")]
+    assert values(seen, "log_events_total")["load_begin",] == 1.0
+
+
+def test_a_rotation_that_is_undone_costs_nothing(container: Container) -> None:
+    """The runtime could not open a new file, so the kubelet moves the old one back."""
+    container.read()
+    aside = container.folder / "0.log.20260602-080000"
+    (container.folder / container.log).rename(aside)
+    container.read()
+    aside.rename(container.folder / container.log)
+    container.wrote(docker(f"{END}\n"))
+    seen = container.read()
+
+    assert [event.event for event in events(seen)] == ["load_end"]
+    assert values(seen, "log_lines_total") == {("stderr",): 2.0}
+    assert values(seen, "log_rotations_total") == {("stderr",): 0.0}
+
+
+def test_a_file_that_is_truncated_in_place_is_read_anew_and_a_line_in_pieces_ends_there(container: Container) -> None:
+    """Docker with one file only, in its older versions."""
+    container.wrote(docker(END[:30]))
+    container.read()
+    path = container.folder / container.log
+    path.write_bytes(b"")
+    container.read()
+    container.wrote(docker(f"{POOL}\n"))
+    seen = container.read()
+
+    assert [event.event for event in events(seen)] == ["memory_pool"]
+    assert values(seen, "log_truncations_total") == {("stderr",): 1.0}
+    assert values(seen, "log_lines_total") == {("stderr",): 3.0}
+
+
+@pytest.mark.parametrize("hole", [b"\0" * 4096, b""])
+def test_a_hole_that_an_outside_truncation_leaves_is_no_line(hole: bytes, tmp_path: Path) -> None:
+    container = Container(tmp_path)
+    container.wrote(hole, docker(f"{BEGIN}\n"), docker(f"{END}\n"))
+    container.find()
+
+    assert container.told() == [("load_begin", "stderr"), ("load_end", "stderr")]
