@@ -210,6 +210,24 @@ def test_every_logger_s_time_is_read(text: str, seconds_later: str) -> None:
     assert later - earlier == pytest.approx(60.0)
 
 
+def test_the_stacks_of_a_watchdog_are_no_progress_and_a_new_line_behind_them_is() -> None:
+    reader = LogScanner(FRAMEWORKS["sglang"])
+    dump = [
+        "[2026-06-02 08:24:09 TP4] Pyspy dump for PID 4711:",
+        "Process 4711: sglang::scheduler_TP4",
+        "Python v3.12.3 (/usr/bin/python3.12)",
+        'Thread 4711 (active): "MainThread"',
+        "    wait (threading.py:359)",
+        'Thread 4790 (idle): "tqdm_monitor"',
+        "",
+    ]
+
+    said = feed(reader, "\n".join(dump))
+    after = feed(reader, "[2026-06-02 08:24:10 TP4] something never said before\n")
+
+    assert [hit.event for hit in said + after] == ["watchdog", "novel"]
+
+
 # --- no expression may take for ever -----------------------------------------------------------------------
 
 GUARD_SECONDS = 60.0

@@ -50,6 +50,8 @@ _TIMES = tuple(
 )
 _UPTIME = re.compile(r"(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3})")
 """Minutes, seconds, milli- and microseconds since the process began, as llama.cpp prints them."""
+_VERSION = re.compile(r"\d{1,9}|v?\d{1,4}\.\d{1,4}[\w.+-]{0,40}")
+"""It becomes a label: what only stands in its place is none."""
 _DIGITS = b"0123456789"
 _MASK = re.compile(
     r"'[^']*'|\"[^\"]*\"|`[^`]*`"  # quoted
@@ -61,7 +63,7 @@ _NOT_NOVEL = re.compile(
     r"\s|$"  # continuation lines: traceback frames, banners
     r"|\[(?:rank\d+\]:\[)?[WEF]\d{0,4}|\[rank\d+\]:"  # C++ warnings, NCCL and c10d dumps
     r"|[\w.]*(?:Error|Exception|Warning|Interrupt|Exit)\b"
-    r"|Traceback |During handling |The above exception |Thread 0x|Current thread |File \"|Fatal Python error"
+    r"|Traceback |During handling |The above exception |Thread (?:0x|\d+ \()|Process \d+: |Python v\d|Current thread |File \"|Fatal Python error"
 )
 _LOUD = frozenset(("WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"))
 _QUIET_EVENTS = frozenset(("access", "heartbeat", NO_EVENT))
@@ -549,8 +551,8 @@ class LogScanner:
         if pattern.event == "args":
             self._sizes = {}
             self._names.clear()
-        if "version" in groups and groups["version"] != self.version:
-            self.version, self._version_told = groups["version"], False
+        if (version := groups.get("version", self.version)) != self.version and _VERSION.fullmatch(version):
+            self.version, self._version_told = version, False
         for size in ("tp_size", "pp_size", "dp_size"):
             if (number := whole_number(groups.get(size))) is not None:
                 self._sizes[size] = number
