@@ -63,7 +63,8 @@ _NOT_NOVEL = re.compile(
     r"\s|$"  # continuation lines: traceback frames, banners
     r"|\[(?:rank\d+\]:\[)?[WEF]\d{0,4}|\[rank\d+\]:"  # C++ warnings, NCCL and c10d dumps
     r"|[\w.]*(?:Error|Exception|Warning|Interrupt|Exit)\b"
-    r"|Traceback |During handling |The above exception |Thread (?:0x|\d+ \()|Process \d+: |Python v\d|Current thread |File \"|Fatal Python error"
+    r"|Traceback |During handling |The above exception |File \"|Fatal Python error"
+    r"|Thread (?:0x|\d+ \()|Current thread |Process \d+: |Python v\d"  # stacks, by faulthandler and by py-spy
 )
 _LOUD = frozenset(("WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"))
 _QUIET_EVENTS = frozenset(("access", "heartbeat", NO_EVENT))
