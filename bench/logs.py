@@ -9,6 +9,7 @@ scaled per byte; its start is measured on an empty log and taken off.  All files
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import re
@@ -19,10 +20,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from stallwatch.frameworks import Framework, load_frameworks
 from stallwatch.parse import parse_files
+from stallwatch.sources.log_decode import StreamUnwrapper
 from stallwatch.sources.log_lines import LogScanner
 from stallwatch.sources.log_tail import LogTail
 
@@ -121,6 +124,39 @@ def follow(framework: Framework, log: Path) -> Counter[str]:
     return counted
 
 
+def wrap(log: Path, docker: Path, cri: Path) -> None:
+    """The same log as two container runtimes write it."""
+    stamp = "2026-06-02T08:00:00.123456789Z"
+    with log.open() as lines, docker.open("w") as as_json, cri.open("w") as as_cri:
+        for line in lines:
+            as_json.write(f'{{"log":{json.dumps(line)},"stream":"stderr","time":"{stamp}"}}\n')
+            as_cri.write(f"{stamp} stderr F {line}")
+
+
+def follow_container(framework: Framework, log: Path) -> Counter[str]:
+    """The way of `serve` for a file of a container runtime."""
+    scanner, tail, unwrapper = LogScanner(framework), LogTail(str(log)), StreamUnwrapper()
+    for chunk in tail.read(1 << 40):
+        for part in unwrapper.feed(chunk).values():
+            scanner.feed(part.text)
+    scanner.finish()
+    tail.close()
+    scanner.events["load_end"] += scanner.events.pop("draft_load_end", 0)
+    return scanner.events
+
+
+def measure_containers(folder: Path, framework: Framework, log: Path, rounds: int) -> None:
+    """Bytes on disk, the runtime's own among them."""
+    docker, cri = folder / "docker.log", folder / "cri.log"
+    wrap(log, docker, cri)
+    for form in (docker, cri):
+        if follow_container(framework, form) != follow(framework, log):
+            raise SystemExit(f"{form.name} does not say what the same log says without its form")
+        rate = form.stat().st_size / cpu_seconds(partial(follow_container, framework, form), rounds)
+        print(f"{form.stem:<8} {rate / 1e6:8.1f}   follow, {form.stat().st_size / 1e6:.0f} MB on disk")
+        form.unlink()
+
+
 def cpu_seconds(work: Callable[[], object], rounds: int) -> float:
     def once() -> float:
         begun = time.process_time()
@@ -151,6 +187,7 @@ def measure(folder: Path, megabytes: int, slice_megabytes: int, rounds: int) -> 
     print(f"follow   {follow_rate / 1e6:8.1f}   {follow_rate / mtail_rate:7.1f} x mtail")
     print(f"parse    {parse_rate / 1e6:8.1f}   {parse_rate / mtail_rate:7.1f} x mtail")
     print(f"mtail    {mtail_rate / 1e6:8.2f}   ({slice_megabytes} MB, its start of {start:.2f} s taken off)")
+    measure_containers(folder, framework, log, rounds)
 
 
 def main() -> None:
