@@ -38,7 +38,6 @@ AUTO = "auto"
 _PROOF = MARKERS | {"listening", "ready"}
 """Without a line that begins a start: what a start must have been there for."""
 _STAMP = re.compile(r"[\d\-/:.,TZ+ ]{1,40}")
-_VERSION = re.compile(r"v?\d[\w.+]{0,40}")
 
 Json = dict[str, Any]
 
@@ -350,7 +349,7 @@ class _Account:
             phase.document["seconds"] = _seconds(phase.since, last.time if last is not None else None)
         return {
             "lines": scanner.lines,
-            "version": scanner.version if _VERSION.fullmatch(scanner.version) else None,
+            "version": scanner.version or None,
             "starts": (startup.starts + self.headless_starts) or (1 if startup.seen & PROGRESS_EVENTS else 0),
             "earlier_starts": self.earlier,
             "begin_line": start.begin_line,
