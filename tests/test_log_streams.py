@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from process_node import Node
-from stallwatch.model import LogPlace
+from process_node import FRAMEWORKS, Node
+from stallwatch.config import Config
+from stallwatch.model import Event, LogPlace, Scene
+from stallwatch.sources import Host, Moment
 from stallwatch.sources.log_streams import SLACK_SECONDS
+from stallwatch.sources.logs import Logs
+from test_log_decode import docker
 
 ID = "0123456789abcdef" * 4
 UID = "6b1f9a55-1111-2222-3333-444455556666"
@@ -64,6 +68,19 @@ def test_a_pipe_of_a_container_leads_to_the_file_of_its_runtime(node: Streams) -
     assert node.logs == [("stdout", path, None)]
     place, status = node.server.logs[0], os.stat(path)
     assert place == LogPlace("stdout", path, None, status.st_dev, status.st_ino)
+
+
+def test_what_a_server_says_in_a_container_is_heard(node: Streams) -> None:
+    path = node.docker()
+    Path(path).write_bytes(docker("(EngineCore pid=7) INFO 06-02 08:00:00 [x.py:1] Starting to load model org/m...\n"))
+    os.utime(path, (LATER, LATER))
+    node.start(IN_DOCKER, "pipe:[11]")
+    source = Logs(Host(Config(), FRAMEWORKS, node.tree.root, node.root))
+
+    seen = list(source.read(Scene(node.look().servers), Moment(node.now, LATER)))
+    source.close()
+
+    assert [(one.event, one.log) for one in seen if isinstance(one, Event)] == [("load_begin", "stderr")]
 
 
 def test_a_pipe_of_a_pod_leads_to_its_file(node: Streams) -> None:

@@ -164,6 +164,8 @@ class _Log:
     def read(self, most_bytes: int) -> Iterator[_Heard]:
         """Read on; the batches of this turn.  What was told before a restart says only who is which rank."""
         tail = self.tail
+        if self.earlier is None:
+            most_bytes = 0  # not open yet: what was before is to be read first
         most_bytes = yield from self._read_earlier(most_bytes)
         while (left := (self.told or 0) - tail.offset) > 0 and most_bytes > 0:
             before = tail.bytes_read
