@@ -470,6 +470,21 @@ def test_a_kill_during_an_orderly_end_does_not_become_the_reason_of_an_earlier_f
     assert again(replace(DIED, oom_age=0.0, shutdown_age=5.0), "exited")[1] == "exited"
 
 
+@pytest.mark.parametrize(
+    ("before", "blinks", "state"),
+    [
+        ("stalled", True, "stalled"),
+        ("suspect", True, "suspect"),
+        ("quiet", True, "unknown"),
+        ("stalled", False, "unknown"),
+    ],
+)
+def test_one_look_that_fails_undoes_no_stall(before: str, blinks: bool, state: str) -> None:
+    blind = replace(STUCK, storage_readable=False, blinks=blinks)
+
+    assert judge(blind, T, Verdict(before, "idle_wait", 900.0, "TP1"), 1000.0).state == state
+
+
 # --- orderly ends, and what ends together with the first process -----------------------------------------------
 
 

@@ -426,6 +426,18 @@ def test_a_kill_on_the_node_is_an_age() -> None:
     assert evidence(feed, LOOK + 25).oom_age == 20.0
 
 
+def test_what_could_be_read_a_moment_ago_blinks_and_what_could_not_does_not() -> None:
+    feed = fed()
+    for t, blinks in ((105.0, True), (110.0, True), (115.0, True), (120.0, False)):
+        feed.processes(t, io=False)
+        feed.logs(t)
+        feed.threads(t)
+        assert evidence(feed, t).blinks is blinks, t
+    feed.look(125.0)
+
+    assert not evidence(feed, 125.0).blinks
+
+
 # --- locks ---------------------------------------------------------------------------------------------------
 
 

@@ -154,6 +154,7 @@ EVIDENCE_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "watched_age": SECONDS,
     "log": st.sampled_from(("readable", "unreadable", "absent")),
     "gpu_readable": st.booleans(),
+    "blinks": st.booleans(),
     "unreadable_reason": READ_REASON,
     "log_reason": READ_REASON,
     "autotune_open": st.booleans(),

@@ -33,11 +33,6 @@ KNOWN_MISSES: dict[str, tuple[str, tuple[str, ...]]] = {
         "own would; stallwatch sends none.",
         ("late: never", "state idle, must be stalled", "reason none, must be no_tokens"),
     ),
-    "storage-flickers": (
-        "At a look at which storage cannot be read the evidence is not sufficient, and the state is `unknown` until "
-        "the next: a stall is interrupted once a minute.",
-        ("flaps: 6 times",),
-    ),
     "two-frozen-bars": (
         "A bar that starts again lower is a new bar, and so progress. Two bars that stand, drawn by turns in one "
         "place, look like that.",

@@ -150,6 +150,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "read_at": LOOK,
         "usual_gap": PLAIN,
         "known": PLAIN,
+        "known_at": CLOCK,
         "known_since": CLOCK,
         "samples": PLAIN,
         "is_followed": PLAIN,

@@ -22,6 +22,7 @@ class Track:
     read_at: float | None = None
     usual_gap: float = 0.0
     known: float | None = None  # the last value that could be read
+    known_at: float | None = None  # when that was read
     known_since: float | None = None  # since when every amount is seen: the first value, or where it began anew
     rate: float | None = None  # per second, between the last two neighbouring readings
     samples: deque[tuple[float, float]] = field(default_factory=deque)
@@ -38,7 +39,7 @@ class Track:
         self.is_followed = self.is_followed or gap > 0
         self.value, self.reason, self.read_at, self._measured = value, reason, at, measured
         if value is not None:
-            self.known = value
+            self.known, self.known_at = value, at
             self.known_since = at if self.known_since is None else self.known_since
 
     def is_fresh(self, now: float) -> bool:
@@ -46,6 +47,10 @@ class Track:
 
     def is_readable(self, now: float) -> bool:
         return self.value is not None and self.is_fresh(now)
+
+    def was_readable(self, now: float) -> bool:
+        """Readable now, or a moment ago: one look that failed makes nothing old."""
+        return self.known_at is not None and now - self.known_at <= STALE_AFTER_GAPS * self.usual_gap + 1e-6
 
     def begins_anew(self, at: float) -> None:
         """The counter fell: what it counted before is gone."""

@@ -32,6 +32,7 @@ class Sight:
     oldest_look: float | None  # the last look at the storage or log that was looked at longest ago
     log: str  # readable unreadable absent
     log_reason: str | None
+    was_whole: bool  # storage and log could be read a moment ago, if not now
 
 
 def sight_of(timeline: ServerTimeline, now: float, window: float) -> Sight:
@@ -58,6 +59,8 @@ def sight_of(timeline: ServerTimeline, now: float, window: float) -> Sight:
         oldest_look=min(looks, default=None),
         log=_readability(logs, now),
         log_reason=min((track.reason for track in logs if track.reason is not None), default=None),
+        was_whole=all(track is not None and track.was_readable(now) for track in (*tracks, *beside))
+        and any(track.was_readable(now) for track in logs),
     )
 
 

@@ -43,11 +43,6 @@ Check = Callable[[Evidence, Thresholds, Verdict | None], Finding | None]
 # --- over, or certain --------------------------------------------------------------------------------------
 
 
-def never_came(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """A configured server without a process."""
-    return None if evidence.known else Finding("gone")
-
-
 def stays_failed(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """Over is over: until the name starts again (which begins another timeline).
 
@@ -58,6 +53,11 @@ def stays_failed(evidence: Evidence, thresholds: Thresholds, previous: Verdict |
     first = max(_ends(evidence), default=None)
     killed = previous.reason in ("rank_dead", "exited") and _was_killed(evidence, first)
     return Finding("failed", "out_of_memory" if killed else previous.reason, previous.suspect_rank)
+
+
+def never_came(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """A configured server without a process."""
+    return None if evidence.known else Finding("gone")
 
 
 def ended_orderly(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
@@ -246,9 +246,14 @@ def quiet(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) 
 
 
 def cannot_tell(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """Too little is readable, or was watched for too short, to conclude anything from silence."""
+    """Too little is readable, or was watched for too short, to conclude anything from silence.
+
+    What was concluded before outlasts a look that fails; one in a minute would be a page in a minute.
+    """
     if can_conclude(evidence, stall_after(evidence, thresholds)):
         return None
+    if evidence.blinks and previous is not None and previous.state in ("stalled", "suspect"):
+        return Finding(previous.state, previous.reason, previous.suspect_rank)
     return Finding("unknown", "no_evidence" if evidence.storage_readable else "unreadable")
 
 
@@ -311,8 +316,8 @@ def still(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) 
 
 
 CHECKS: tuple[Check, ...] = (
-    never_came,
     stays_failed,
+    never_came,
     ended_orderly,
     out_of_memory,
     engine_ended,

@@ -51,6 +51,7 @@ class Evidence:
     watched_age: float = math.inf  # since when storage is watched on every live rank
     log: str = "readable"  # readable unreadable absent
     gpu_readable: bool = False
+    blinks: bool = False  # what cannot be read now could be read a moment ago
     unreadable_reason: str | None = None  # of storage, and so of most
     log_reason: str | None = None
     autotune_open: bool = False
@@ -131,6 +132,7 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
         watched_age=sight.watched_age if progress_age is None else math.inf,
         log=sight.log,
         gpu_readable=any(c.channel in ("gpu_memory", "gpu_power") and c.state in ("moving", "flat") for c in channels),
+        blinks=sight.was_whole and not (sight.storage and sight.log == "readable"),
         unreadable_reason=sight.storage_reason,
         log_reason=sight.log_reason,
         autotune_open=bool(startup.open_autotunes),
