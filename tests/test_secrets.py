@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.server
 import json
 import logging
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -321,6 +323,57 @@ class restored_logging:  # noqa: N801  # reads as a statement
         root.setLevel(level)
 
 
+class Answers(http.server.BaseHTTPRequestHandler):
+    """A server that answers everything with secrets, and remembers what it was asked."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(f"{self.path} {self.headers['Authorization']}")
+        self.send_response(401, SECRETS["bearer"])
+        for name, secret in SECRETS.items():
+            self.send_header(f"X-{name.replace('_', '-')}", secret)
+        self.end_headers()
+        self.wfile.write("\n".join(SECRETS.values()).encode())
+
+    def log_message(self, *arguments: object) -> None:
+        """It says nothing."""
+
+
+@pytest.fixture
+def talkative() -> Iterator[int]:
+    """The port of a server on loopback."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def configuration(folder: Path, port: int) -> Path:
+    """One server is asked with a token, under a URL that holds a key; another's token file is none."""
+    (folder / "token").write_text(core("bearer") + "\n")
+    file = folder / "stallwatch.yml"
+    file.write_text(
+        f"""
+servers:
+  - name: asked
+    framework: vllm
+    match: {{command: "vllm serve .*{core("url_user")}"}}
+    health: {{url: "http://127.0.0.1:{port}/{core("cookie")}?key={core("query_token")}", bearer_file: "{folder}/token"}}
+    logs: ["/{core("prompt")}/v*.log"]
+  - name: broken
+    framework: sglang
+    match: {{command: "sglang.launch_server"}}
+    health: {{url: "http://127.0.0.1:{port}/", bearer_file: "/{core("kubernetes")}/missing"}}
+"""
+    )
+    return file
+
+
 class Kept(logging.Handler):
     """Our own log, at its most talkative, in both of its forms."""
 
@@ -459,7 +512,9 @@ def files_below(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_whole_cycle_writes_no_secret_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_cycle_writes_no_secret_anywhere(
+    tmp_path: Path, talkative: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine = Machine(tmp_path)
     kept, recorded = Kept(), list[str]()
     state_folder = tmp_path / "state"
@@ -473,7 +528,8 @@ def test_a_whole_cycle_writes_no_secret_anywhere(tmp_path: Path, capsys: pytest.
     with restored_logging():
         logging.getLogger().handlers[:] = [kept]
         logging.getLogger().setLevel(logging.DEBUG)
-        settings = Settings(procfs=str(machine.tree.root), rootfs=str(machine.root))
+        config_file = str(configuration(tmp_path, talkative))
+        settings = Settings(config_file, procfs=str(machine.tree.root), rootfs=str(machine.root))
         memory = Memory(state.seal, boot)
         daemon = make_daemon(settings, reports.append, witness=recorder.witness, memory=memory)
         try:
@@ -491,6 +547,8 @@ def test_a_whole_cycle_writes_no_secret_anywhere(tmp_path: Path, capsys: pytest.
     read = {reading.labels[0]: reading.value for reading in report.readings if reading.signal.name == "log_lines_total"}
     assert len(read) == len(COMMANDS)
     assert all(value and value > len(SECRETS) for value in read.values())
+    assert {server.server.name for server in report.servers} >= {"asked", "broken"}
+    assert f"/{core('cookie')}?key={core('query_token')} Bearer {core('bearer')}" in Answers.asked
     assert len(recorded) > 10
     assert kept.lines
     models = {server.server.framework: server.server.model for server in report.servers}
@@ -507,3 +565,24 @@ def test_a_whole_cycle_writes_no_secret_anywhere(tmp_path: Path, capsys: pytest.
             "err": said.err,
         }
     )
+
+
+def test_what_is_wrong_with_a_configuration_is_said_without_what_may_be_a_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"http://user:{core('url_user')}@h/x"
+    wrong = (
+        f"servers: [{{name: a, match: {{port: 1}}, health: {{url: '{url}'}}}}]",
+        f"servers: [{{name: a, match: {{port: 1}}, health: {{url: 'http://h/', bearer: '{core('bearer')}'}}}}]",
+        f"servers: [{{name: a, match: {{port: 1}}, api_key: '{core('openai')}'}}]",
+        f"token: '{core('ngc')}'",
+    )
+    for number, content in enumerate(wrong):
+        file = tmp_path / f"{number}.yml"
+        file.write_text(content + "\n")
+        with restored_logging():
+            assert main(["serve", "--config.check", "--config.file", str(file)]) == 2
+
+    said = capsys.readouterr()
+    assert said.err.count("stallwatch: ") == len(wrong)
+    assert_clean({"out": said.out, "err": said.err})
