@@ -355,6 +355,29 @@ def test_the_journal_goes_on_when_the_unit_is_started_anew(tmp_path: Path, monke
     node.source.close()
 
 
+def test_what_a_unit_said_before_a_restart_of_ours_is_counted_and_not_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = record(BEGIN, _SYSTEMD_UNIT="vllm.service")
+    node = unit(tmp_path, monkeypatch, printed(first))
+    node.source.seal = seal
+    until(node, "load_begin")
+    node.monotonic += journal.SETTLE_SECONDS
+    node.read()
+    node.read()
+    later = record(END, _SYSTEMD_UNIT="vllm.service", __REALTIME_TIMESTAMP="1780000000500001")
+    unit(tmp_path, monkeypatch, printed(first, later))
+    after = restarted(node)
+    told = until(after, "load_end")
+    after.monotonic += journal.SETTLE_SECONDS
+    seen = after.read()
+    node.source.close()
+    after.source.close()
+
+    assert [event.event for event in told] == ["load_end"]
+    assert values(seen, "log_events_total")["load_begin",] == 1.0
+
+
 def test_a_log_is_a_file_or_the_journal(container: Container) -> None:
     container.read()
     (log,) = (log for logs in container.source._servers.values() for log in logs.logs.values())

@@ -37,6 +37,7 @@ LONGEST_BREAK_SECONDS = 60.0
 _END_SECONDS = 0.2
 
 _UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,255}")
+_MICROSECONDS = re.compile(r"[0-9]{1,17}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _STREAM = re.compile(r"/run/systemd/journal(?:\.(?P<namespace>[A-Za-z0-9_.-]{1,64}))?/stdout")
 _FIELDS = "MESSAGE,_PID,_LINE_BREAK,_SYSTEMD_UNIT,PRIORITY"
@@ -111,11 +112,14 @@ def _asked(link: socket.socket, inode: int) -> dict[int, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record: its text (with a line end unless the line goes on), where it stands, and when it came (Unix)."""
+    """One record: its text (with a line end unless the line goes on), where it stands, and when it came.
+
+    `time`: Unix microseconds, 0 when it is not known.
+    """
 
     text: bytes
     cursor: str
-    time: float | None
+    time: int
 
 
 def parse_record(line: bytes, unit: str) -> Record | None:
@@ -149,11 +153,9 @@ def _are_bytes(value: list[Any]) -> bool:
     return all(isinstance(item, int) and 0 <= item <= 255 for item in value)
 
 
-def _time(entry: dict[str, Any]) -> float | None:
-    try:
-        return int(entry["__REALTIME_TIMESTAMP"]) / 1e6
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+def _time(entry: dict[str, Any]) -> int:
+    text = entry.get("__REALTIME_TIMESTAMP")
+    return int(text) if isinstance(text, str) and _MICROSECONDS.fullmatch(text) else 0
 
 
 # --- the child -----------------------------------------------------------------------------------------------
@@ -172,7 +174,8 @@ class JournalTail:
     """Follows one unit; used as a LogTail is.
 
     `clock` tells when it is read; `since` is the Unix time the history begins at.  `heard` says whether the unit
-    ever wrote there: until then the log is no evidence.
+    ever wrote there: until then the log is no evidence.  `offset` is the time of the last record (Unix microseconds);
+    `is_old` whether what was read last was told before a restart of ours, up to `told` on the same clock.
     """
 
     path: str
@@ -190,6 +193,9 @@ class JournalTail:
     modified: float | None = None
     reason: str | None = None
     heard: bool = False
+    offset: int = 0
+    told: int = 0
+    is_old: bool = False
     _cursor: str = ""
     _child: _Child | None = field(default=None, repr=False)
     _failures: int = 0
@@ -201,20 +207,16 @@ class JournalTail:
         """Not that of a file; known as soon as there is somebody to ask."""
         return (0, 0) if self._child is not None or self.heard else None
 
-    @property
-    def offset(self) -> int:
-        return 0
-
     def mark(self, offset: int, seal: Callable[..., str]) -> str | None:
-        """After a restart of ours the history is told again: it cannot be found by a number of bytes."""
-        return None
+        """A place in it is a time; nothing else is needed to find it again."""
+        return seal("journal", self.path) if offset else ""
 
     def read(self, most_bytes: int) -> Iterator[bytes]:
         """What came since the last call, without waiting for more."""
-        if most_bytes <= 0:
-            return
         if self._child is None and self.clock().monotonic >= self._retry_at:
             self._start()
+        if most_bytes <= 0:
+            return
         left = most_bytes
         while self._child is not None and left > 0:
             piece = self._available(self._child)
@@ -224,7 +226,8 @@ class JournalTail:
                 self._ended()
                 break
             left -= len(piece)
-            if text := self._text(self._child, piece):
+            for is_old, text in self._texts(self._child, piece):
+                self.is_old = is_old
                 self.bytes_read += len(text)
                 yield text
         self._settle(left)
@@ -284,21 +287,23 @@ class JournalTail:
         except OSError:
             return b""
 
-    def _text(self, child: _Child, piece: bytes) -> bytes:
+    def _texts(self, child: _Child, piece: bytes) -> list[tuple[bool, bytes]]:
+        """What whole records say: those told before, and those that were not."""
         block = child.rest + piece
         end = block.rfind(b"\n") + 1
         child.rest = block[end:] if len(block) - end <= MOST_RECORD_BYTES else b""
-        texts = list[bytes]()
+        texts = dict[bool, list[bytes]]()
         for line in block[:end].split(b"\n"):
             if (record := parse_record(line, self._target[1])) is None:
                 continue
-            texts.append(record.text)
             self._cursor = record.cursor or self._cursor
-            self.modified = record.time or self.modified
+            self.offset = max(self.offset, record.time)
+            texts.setdefault(record.time <= self.told, []).append(record.text)
         if texts:
             self.heard = child.spoke = True
+            self.modified = self.offset / 1e6 or None
             self.reason, self._failures, self._spoke_at = None, 0, self.clock().monotonic
-        return b"".join(texts)
+        return [(is_old, b"".join(texts[is_old])) for is_old in (True, False) if is_old in texts]
 
     def _settle(self, left: int) -> None:
         """Whether all that was there has been told: the child follows, so it does not say."""

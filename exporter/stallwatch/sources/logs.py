@@ -167,7 +167,7 @@ class _Log:
         if self.earlier is None:
             most_bytes = 0  # not open yet: what was before is to be read first
         most_bytes = yield from self._read_earlier(most_bytes)
-        while (left := (self.told or 0) - tail.offset) > 0 and most_bytes > 0:
+        while isinstance(tail, LogTail) and (left := (self.told or 0) - tail.offset) > 0 and most_bytes > 0:
             before = tail.bytes_read
             yield from map(_names_only, self._read(min(most_bytes, left)))
             most_bytes -= tail.bytes_read - before
@@ -204,7 +204,10 @@ class _Log:
     def _read(self, most_bytes: int) -> Iterator[_Heard]:
         for chunk in self.tail.read(most_bytes):
             yield from self._take_pending()
-            yield from self._feed(chunk)
+            if isinstance(self.tail, JournalTail) and self.tail.is_old:
+                yield from map(_names_only, self._feed(chunk))
+            else:
+                yield from self._feed(chunk)
         yield from self._take_pending()
 
     def _feed(self, chunk: bytes) -> Iterator[_Heard]:
@@ -526,6 +529,8 @@ class Logs:
             return
         told, mark = self.told_before(server, log.place.name, file) or (0, "")
         log.told = told if told and self.seal is not None and log.tail.mark(told, self.seal) == mark else 0
+        if isinstance(log.tail, JournalTail):
+            log.tail.told = log.told
 
     def _look_back(self, log: _Log, server: Server) -> None:
         """Once the log of a container is open: what of this start was moved aside before we came."""
