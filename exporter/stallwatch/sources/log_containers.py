@@ -39,8 +39,10 @@ _LINKS = "var/log/containers"
 _ID = re.compile(r"[0-9a-f]{32}[0-9a-f-]{0,34}")
 _NUMBERED = re.compile(r"(\d{1,9})\.log")
 _POD_FOLDER = re.compile(r"[^_]+_[^_]+_(?P<uid>[^_]+)")
-_TERMINATION_LOG = re.compile(r"/containers/(?P<name>[a-z0-9.-]+)/[0-9a-f]{8} /dev/termination-log ")
-"""In mountinfo: the kubelet mounts a file of the container, in a folder with its name."""
+_TERMINATION_LOG = re.compile(
+    r"/pods/(?P<uid>[0-9a-f-]{32,36})/containers/(?P<name>[a-z0-9.-]+)/[0-9a-f]{8} /dev/termination-log "
+)
+"""In mountinfo: the kubelet mounts a file of the container, in a folder with its name and the uid of its pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,10 @@ class ContainerLogs:
 
     def _by_pod(self, container: str, pod: str, mountinfo: Callable[[], str]) -> Found:
         """`<namespace>_<pod>_<uid>/<container>/<number of the start>.log`."""
-        uid = _plain(pod)
-        for folder in self._names(_PODS) if uid else ():
+        folders = self._names(_PODS)
+        mounted = None if pod or not folders else _TERMINATION_LOG.search(mountinfo())
+        uid = _plain(mounted["uid"] if mounted else pod)
+        for folder in folders if uid else ():
             match = _POD_FOLDER.fullmatch(folder)
             if match is None or _plain(match["uid"]) != uid:
                 continue
