@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
 from stallwatch.sources.log_tail import FolderWatch, LogTail
 
 MUCH = 1 << 30
@@ -271,62 +267,3 @@ def test_a_folder_that_cannot_be_watched_is_none_of_our_business(tmp_path: Path)
     watch.close()
 
     assert watch._watches == {}
-
-
-class FileLife(RuleBasedStateMachine):
-    """Writes, rotations, truncations and reads in any order: no byte lost or doubled while files only grow,
-    and after a truncation the new content whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.path = Path(self.folder.name) / "x.log"
-        self.path.touch()
-        self.reader = Reader(self.path)
-        self.written = b""
-        self.number = 0
-
-    def write(self, mode: str) -> None:
-        self.number += 1
-        data = f"{self.number:06} line\n".encode() * 3
-        with self.path.open(mode) as file:
-            file.write(data)
-        self.written += data
-
-    @rule()
-    def grows(self) -> None:
-        self.write("ab")
-
-    @rule()
-    def rotates(self) -> None:
-        self.reader.read()  # one rename between two reads: two would lose the middle file to anyone
-        self.path.rename(self.path.with_suffix(f".{self.number}.{id(self)}"))
-        self.write("wb")
-
-    @rule()
-    def is_truncated_when_read(self) -> None:
-        self.reader.read()
-        self.write("wb")
-
-    @rule()
-    def reads(self) -> None:
-        self.reader.read()
-
-    @rule()
-    def reads_a_little(self) -> None:
-        self.reader.read(7)
-
-    @invariant()
-    def nothing_is_doubled(self) -> None:
-        assert self.written.startswith(b"".join(self.reader.parts))
-
-    def teardown(self) -> None:
-        self.reader.read()
-        self.reader.read()
-        assert b"".join(self.reader.parts) == self.written
-        self.reader.tail.close()
-        self.folder.cleanup()
-
-
-TestFileLife = FileLife.TestCase
-TestFileLife.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)

@@ -21,6 +21,9 @@ CHUNK_BYTES = 1 << 18
 FINGERPRINT_BYTES = 1024
 """The first bytes of a file tell whether it was truncated and has grown again beyond what was read."""
 
+BLOCK_BYTES = 1 << 16
+"""The largest block of usual file systems: the one in which a hole ends begins with NUL bytes."""
+
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 _REASONS = {
     errno.ENOENT: "vanished",
@@ -200,7 +203,7 @@ class LogTail:
             return file
         if before.goes_on_in(file):
             file = replace(before, descriptor=file.descriptor, identity=file.identity)
-        elif before.offset:
+        elif before.offset or before.identity != file.identity:
             self.rotations += 1
             self.boundary()
         self._before = None
@@ -255,9 +258,13 @@ class LogTail:
 def _first_data(descriptor: int, size: int) -> int:
     """Where the file's content begins: a writer that keeps its offset leaves a hole when it is truncated."""
     try:
-        return min(size, os.lseek(descriptor, 0, os.SEEK_DATA))
+        begins = min(size, os.lseek(descriptor, 0, os.SEEK_DATA))
     except OSError as error:
-        return size if error.errno == errno.ENXIO else 0  # nothing but a hole; a file system that does not know
+        if error.errno == errno.ENXIO:
+            return size  # nothing but a hole
+        begins = 0  # a file system that does not know
+    head = os.pread(descriptor, min(BLOCK_BYTES, size - begins), begins)
+    return begins + len(head) - len(head.lstrip(b"\0"))
 
 
 def _digest(head: bytes) -> bytes:

@@ -1,0 +1,313 @@
+"""Logs on mounts that may stop answering, and how such a mount is known without touching it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stallwatch.config import Config
+from stallwatch.frameworks import load_frameworks
+from stallwatch.model import LogPlace, Observation, ProcessId, Reading, Scene, Server
+from stallwatch.sources import Host, Moment, log_guard
+from stallwatch.sources.log_guard import MOST_WAITING, GuardedTail, Guards
+from stallwatch.sources.log_mounts import LOOK_SECONDS, Mounts
+from stallwatch.sources.log_tail import LogTail
+from stallwatch.sources.logs import Logs
+
+MUCH = 1 << 30
+TABLE = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+23 22 0:21 / /proc rw - proc proc rw
+30 22 0:40 / /mnt/far\\040away rw shared:2 - nfs4 server:/x rw,vers=4.2
+31 22 0:41 / {far} rw - fuse.sshfs host:/y rw
+32 31 0:42 / {far}/near rw - tmpfs tmpfs rw
+33 22 0:43 / /home rw - autofs systemd-1 rw
+34 33 254:1 / /home rw - ext4 /dev/vdb rw
+"""
+
+
+class Node:
+    """A fake /proc whose table of mounts says that the folder `far` is one of another machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.far, self.near, self.proc = folder / "far", folder / "near", folder / "proc"
+        for path in (self.far / "near", self.near, self.proc / "self", self.proc / "7" / "fdinfo"):
+            path.mkdir(parents=True)
+        self.mount(TABLE)
+        self.mounts = Mounts(str(self.proc))
+        self.mounts.refresh(0.0)
+
+    def mount(self, table: str) -> None:
+        for process in ("self", "7"):
+            (self.proc / process / "mountinfo").write_text(table.format(far=self.far))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+# --- mounts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("{far}/x.log", "0:41"),
+        ("{far}", "0:41"),
+        ("{far}/near/x.log", "0:41"),  # local, but the way there is not
+        ("{far}/near/../x.log", "0:41"),
+        ("{near}/x.log", None),
+        ("{near}/link/x.log", "0:41"),
+        ("{near}/round/x.log", None),
+        ("{near}/up/x.log", "0:41"),
+        ("{far}-not/x.log", None),
+        ("/mnt/far away/x.log", "0:40"),
+        ("/home/x.log", None),
+    ],
+)
+def test_a_path_is_far_when_it_leads_below_a_mount_of_another_machine(path: str, key: str | None, node: Node) -> None:
+    (node.near / "link").symlink_to(node.far)
+    (node.near / "round").symlink_to("round")
+    (node.near / "up").symlink_to("../far")
+
+    assert node.mounts.far(path.format(far=node.far, near=node.near)) == key
+
+
+def test_where_a_far_mount_begins_nothing_more_is_touched(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def readlink(path: str) -> str:
+        assert not path.startswith(str(node.far))
+        raise OSError
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    assert node.mounts.far(f"{node.far}/a/b/x.log") == "0:41"
+
+
+@pytest.mark.parametrize(("mount", "key"), [(22, None), (31, "0:41"), (99, None)])
+def test_the_kernel_tells_the_mount_of_an_open_file(mount: int, key: str | None, node: Node) -> None:
+    (node.proc / "7" / "fdinfo" / "1").write_text(f"pos:\t0\nflags:\t01\nmnt_id:\t{mount}\nino:\t7\n")
+
+    assert node.mounts.far(f"{node.proc}/7/fd/1") == key
+
+
+def test_a_path_in_a_container_goes_by_its_own_mounts(node: Node) -> None:
+    (node.proc / "7" / "root").mkdir()
+    (node.proc / "7" / "mountinfo").write_text("1 0 0:50 / / rw - overlay o rw\n2 1 0:51 / /logs rw - nfs s:/ rw\n")
+
+    assert node.mounts.far(f"{node.proc}/7/root/logs/x.log") == "0:51"
+    assert node.mounts.far(f"{node.proc}/7/root/var/x.log") is None
+
+
+def test_a_mount_that_comes_later_is_seen(node: Node) -> None:
+    node.mount("22 1 254:0 / / rw - ext4 /dev/vda rw\n")
+    mounts = Mounts(str(node.proc))
+    mounts.refresh(0.0)
+    assert mounts.far(f"{node.far}/x") is None
+
+    node.mount(TABLE)
+    mounts.refresh(LOOK_SECONDS / 2)
+    assert mounts.far(f"{node.far}/x") is None
+    mounts.refresh(LOOK_SECONDS)
+    assert mounts.far(f"{node.far}/x") == "0:41"
+
+
+@pytest.mark.parametrize("table", ["", "rubbish\n\n - \n1 2 3 4 5\n", "x y z / / rw - nfs\n", "\xff\n"])
+def test_a_table_that_says_nothing_makes_nothing_far(table: str, node: Node) -> None:
+    node.mount(table)
+    mounts = Mounts(str(node.proc))
+    mounts.refresh(0.0)
+
+    assert mounts.far("relative") is None
+    assert mounts.far(f"{node.proc}/7/fd/1") is None
+    assert Mounts("/nowhere").far("/x") is None
+
+
+# --- one far log -------------------------------------------------------------------------------------------------
+
+
+class Far:
+    """A far log whose mount can be made to hang; time passes when it is told to."""
+
+    def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at, self.path = 100.0, node.far / "x.log"
+        self.answers = threading.Event()
+        self.answers.set()
+        self.guards = Guards(node.mounts, deadline_seconds=2.0, turn_seconds=30.0, monotonic=lambda: self.at)
+        self.parts = [b""]
+        self.path.write_bytes(b"first\n")
+        self.tail = self.guards.tail(str(self.path), None)
+        self.tail.boundary = lambda: self.parts.append(b"")
+        whole = log_guard._read_all
+
+        def blocked(tail: LogTail, *how: object) -> object:
+            assert self.answers.wait(60)
+            return whole(tail, *how)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(log_guard, "_read_all", blocked)
+
+    def hang(self) -> None:
+        self.answers.clear()
+        self.guards.turn = 0.0
+
+    def answer(self) -> None:
+        """The thread is let go, and has come back when this returns."""
+        self.guards.turn = 30.0
+        assert isinstance(self.tail, GuardedTail)
+        self.answers.set()
+        if self.tail._job is not None:
+            assert self.tail._job.done.wait(30)
+
+    def read(self) -> bytes:
+        chunks = list(self.tail.read(MUCH))
+        self.parts[-1] += b"".join(chunks)
+        return b"".join(chunks)
+
+
+@pytest.fixture
+def far(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
+    far = Far(node, monkeypatch)
+    yield far
+    far.answer()
+
+
+def test_a_far_log_is_read_like_any_other(far: Far) -> None:
+    assert far.read() == b"first\n"
+    with far.path.open("ab") as file:
+        file.write(b"second\n")
+    far.path.rename(far.path.with_suffix(".1"))
+    far.path.write_bytes(b"new\n")
+    far.parts.clear()
+    far.parts.append(b"")
+    list(map(len, [far.read()]))
+
+    assert far.tail.is_far
+    assert (far.tail.rotations, far.tail.bytes_read, far.tail.offset, far.tail.reason) == (1, 17, 4, None)
+    assert far.tail.identity == (far.path.stat().st_dev, far.path.stat().st_ino)
+    assert far.tail.mark(4, lambda *parts: repr(parts)) == repr(("mark", b"new\n", b"new\n"))
+
+
+def test_a_near_log_has_no_thread(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    (node.near / "x.log").write_bytes(b"first\n")
+    monkeypatch.setattr(threading, "Thread", None)
+    tail = Guards(node.mounts).tail(str(node.near / "x.log"), None)
+
+    assert (b"".join(tail.read(MUCH)), tail.is_far) == (b"first\n", False)
+
+
+def test_a_mount_that_stops_answering_is_late_after_the_deadline_and_loses_nothing(far: Far) -> None:
+    far.read()
+    far.hang()
+    with far.path.open("ab") as file:
+        file.write(b"second\n")
+
+    assert (far.read(), far.tail.reason) == (b"", None)  # not late yet
+    far.at += 2
+    for _ in range(5):
+        assert (far.read(), far.tail.reason) == (b"", "timeout")
+    assert (far.tail.errors, far.tail.bytes_read, far.guards.waiting) == (1, 6, 1)
+
+    far.answer()
+    assert (far.read(), far.tail.reason) == (b"second\n", None)
+    assert (far.tail.errors, far.guards.waiting) == (1, 0)
+
+
+def test_a_log_that_was_never_reached_is_late_at_once(far: Far) -> None:
+    far.hang()
+
+    assert (far.read(), far.tail.reason, far.tail.identity) == (b"", "timeout", None)
+    far.answer()
+    assert (far.read(), far.tail.reason) == (b"first\n", None)
+
+
+def test_all_logs_of_a_dead_mount_share_one_thread(far: Far) -> None:
+    far.hang()
+    others = [far.guards.tail(f"{far.path}{number}", None) for number in range(50)]
+    before = threading.active_count()
+    for tail in (far.tail, *others):
+        assert list(tail.read(MUCH)) == []
+        assert tail.reason == "timeout"
+
+    assert far.guards.waiting == 1
+    assert threading.active_count() <= before + 1
+
+
+def test_no_more_mounts_than_allowed_are_waited_for(far: Far) -> None:
+    far.hang()
+    started = [far.guards.start(f"1:{number}", far.answers.wait) for number in range(MOST_WAITING + 5)]
+
+    assert sum(job is not None for job in started) == MOST_WAITING
+    assert far.guards.waiting == MOST_WAITING
+    assert (far.read(), far.tail.reason) == (b"", "timeout")
+    far.answers.set()
+    for job in started:
+        assert job is None or job.done.wait(30)
+    assert far.guards.waiting == 0
+
+
+def test_closing_a_log_that_hangs_gives_its_descriptor_back_once_it_answers(far: Far) -> None:
+    far.read()
+    assert isinstance(far.tail, GuardedTail)
+    assert far.tail._far is not None
+    assert far.tail._far._file is not None
+    descriptor = far.tail._far._file.descriptor
+    far.hang()
+    far.read()
+
+    far.tail.close()
+    os.fstat(descriptor)
+    far.answer()
+
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_failure_in_the_thread_does_not_hold_its_mount(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    job = far.guards.start("0:1", lambda: 1 // 0)
+
+    assert job is not None
+    assert job.done.wait(30)
+    assert far.guards.waiting == 0
+
+
+# --- in the source -----------------------------------------------------------------------------------------------
+
+
+def test_a_dead_mount_stops_its_own_log_only_and_says_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, whole = threading.Event(), log_guard._read_all
+
+    def blocked(tail: LogTail, *how: object) -> object:
+        assert answers.wait(60)
+        return whole(tail, *how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(log_guard, "_read_all", blocked)
+    monkeypatch.setattr(log_guard, "TURN_SECONDS", 0.0)
+    paths = {"far": node.far / "x.log", "near": node.near / "x.log"}
+    for path in paths.values():
+        path.write_text("x\n")
+    places = tuple(LogPlace(name, str(path), owner=os.geteuid()) for name, path in paths.items())
+    source = Logs(Host(Config(), load_frameworks(), proc=node.proc))
+    source._guards.turn = 0.0
+    server = Server("one", "sglang", "server", ProcessId(7, 100), 0.0, (), logs=places)
+
+    def read(at: float) -> dict[str, float | str | None]:
+        seen: list[Observation] = list(source.read(Scene((server,)), Moment(at, at)))
+        values = [one for one in seen if isinstance(one, Reading) and one.signal.name == "log_bytes_total"]
+        return {one.labels[1]: one.reason if one.value is None else one.value for one in values}
+
+    assert read(1) == {"far": "timeout", "near": 2.0}
+    with paths["near"].open("a") as file:
+        file.write("y\n")
+    assert read(2) == {"far": "timeout", "near": 4.0}
+
+    answers.set()
+    (log,) = (log for log in source._servers["one"].logs.values() if log.place.name == "far")
+    assert isinstance(log.tail, GuardedTail)
+    assert log.tail._job is not None
+    assert log.tail._job.done.wait(30)
+    assert read(3) == {"far": 2.0, "near": 4.0}
+    source.close()
