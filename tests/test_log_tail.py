@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from stallwatch.sources.log_tail import FolderWatch, LogTail
 
 MUCH = 1 << 30
