@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
@@ -374,3 +376,70 @@ def test_a_block_at_once_is_what_its_lines_are_one_by_one(lines: list[tuple[byte
     decoded = log_decode._docker_block(block)
     if decoded is not None:
         assert decoded.each() == [log_decode._docker_row(line) for line in block.splitlines()]
+
+
+# --- whatever a runtime does to lines ------------------------------------------------------------------------
+
+WORDS = st.text(alphabet='ab "\\\t\r\x1b{}\N{GRINNING FACE}', max_size=12)
+SAID = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.lists(WORDS, min_size=1, max_size=3)), max_size=8)
+"""Lines, each in the pieces a runtime wrote it in."""
+
+
+def on_disk(form: str, said: list[tuple[str, list[str]]], chances: random.Random) -> tuple[list[bytes], list[int]]:
+    """The file's lines, the streams mixed at random; and for each line said the number of its first piece."""
+    forms: Mapping[str, Callable[[str, str, bool], bytes]] = {
+        "docker": lambda piece, stream, is_last: docker(piece + "\n" * is_last, stream),
+        "cri": lambda piece, stream, is_last: cri(piece, "F" if is_last else "P", stream),
+    }
+    write = forms[form]
+    left = {
+        name: [(n, pieces) for n, (stream, pieces) in enumerate(said) if stream == name]
+        for name in ("stdout", "stderr")
+    }
+    at, lines, firsts = dict.fromkeys(left, 0), list[bytes](), [0] * len(said)
+    while any(left.values()):
+        stream = chances.choice([name for name in left if left[name]])
+        number, pieces = left[stream][0]
+        if at[stream] == 0:
+            firsts[number] = len(lines)
+        lines.append(write(pieces[at[stream]], stream, at[stream] + 1 == len(pieces)))
+        at[stream] += 1
+        if at[stream] == len(pieces):
+            at[stream] = 0
+            del left[stream][0]
+    return lines, firsts
+
+
+@pytest.mark.parametrize("form", ["docker", "cri"])
+@given(SAID, st.randoms(use_true_random=False))
+def test_what_was_said_comes_out_in_order_over_any_pieces_and_files(
+    form: str, said: list[tuple[str, list[str]]], chances: random.Random
+) -> None:
+    lines, _ = on_disk(form, said, chances)
+    streams, texts = StreamUnwrapper(), {"stdout": b"", "stderr": b""}
+    for line in lines:
+        cut = chances.randrange(len(line) + 1)
+        heard = [streams.feed(line[:cut]), streams.feed(line[cut:])]
+        if chances.random() < 0.2:
+            heard.append(streams.leave())
+        for parts in heard:
+            for name, part in parts.items():
+                texts[name] += part.text
+
+    for name, text in texts.items():
+        expected = [f"{''.join(pieces)}".encode() + b"\n" * len(pieces) for stream, pieces in said if stream == name]
+        assert text == b"".join(expected)
+
+
+@pytest.mark.parametrize("form", ["docker", "cri"])
+@given(SAID, st.randoms(use_true_random=False))
+def test_a_line_stands_where_it_began_in_the_file(
+    form: str, said: list[tuple[str, list[str]]], chances: random.Random
+) -> None:
+    lines, firsts = on_disk(form, said, chances)
+    texts = at_once(*lines).split(b"\n")[:-1]
+
+    expected = [b""] * len(lines)
+    for first, (_, pieces) in zip(firsts, said, strict=True):
+        expected[first] = "".join(pieces).encode()
+    assert texts == expected
