@@ -443,6 +443,7 @@ ONE, TWO = {"TP0": "ready"}, {"TP0": "ready", "TP1": "ready"}
 JOINING = {"TP0": "distributed_init", "TP1": "distributed_init"}
 LOADING = {"TP0": "loading_weights", "TP1": "loading_weights"}
 LOADED = {"TP0": "post_load", "TP1": "loading_weights"}
+READING = {"TP0": "loading_weights"}
 EMBEDDED = {"TP0": "warming_up", "TP1": "loading_weights"}
 RANK_LOST = {"rank_died": 1, "engine_dead": 2, "traceback": 2}
 SHARD_CUT = {"rank_died": 3, "engine_dead": 2, "traceback": 5}
@@ -477,7 +478,16 @@ REAL = {
     "vllm-two-starts": Told(343, LOADED, "post_load", 178, failed=222, errors=LOST_LOADING, starts=2),
     # a flag that does not exist: not one line of a server
     "vllm-usage": Told(5, {}, "", None, starts=0, framework="generic", version=None, is_certain=False),
+    # two nodes: the one that serves, and its follower, which never proves that anything is ready
+    "vllm-node0": Told(174, ONE, "stopped", 20, ready=102, stopped=119),
+    "vllm-node1": Told(45, {"TP1": "post_load"}, "post_load", 18, version=None),
+    # llama.cpp: two builds; all it does, then no model, one that is cut off, a port that is taken
     "llamacpp": Told(15, ONE, "ready", 5, ready=8, framework="llamacpp", version=None),
+    "llamacpp-served": Told(23, ONE, "stopped", 9, ready=12, stopped=23, framework="llamacpp", version=None),
+    "llamacpp-verbose": Told(788, ONE, "stopped", 459, ready=584, stopped=785, framework="llamacpp", version=None),
+    "llamacpp-no-model": Told(18, READING, "stopped", 6, None, 18, 17, {"other": 7}, 0, 1, "llamacpp", None),
+    "llamacpp-cut-model": Told(16, READING, "stopped", 1, None, 16, 15, {"other": 7}, 0, 1, "llamacpp", None),
+    "llamacpp-port-taken": Told(9, {}, "stopped", 1, None, 7, 8, {"other": 2}, 0, 1, "llamacpp", None),
 }
 
 

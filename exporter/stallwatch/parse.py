@@ -37,6 +37,8 @@ AUTO = "auto"
 
 _PROOF = MARKERS | {"listening", "ready"}
 """Without a line that begins a start: what a start must have been there for."""
+_SIGNS = PROGRESS_EVENTS | {"fatal", "shutdown"}
+"""By any of these there was a start."""
 _STAMP = re.compile(r"[\d\-/:.,TZ+ ]{1,40}")
 
 Json = dict[str, Any]
@@ -350,7 +352,7 @@ class _Account:
         return {
             "lines": scanner.lines,
             "version": scanner.version or None,
-            "starts": (startup.starts + self.headless_starts) or (1 if startup.seen & PROGRESS_EVENTS else 0),
+            "starts": (startup.starts + self.headless_starts) or (1 if startup.seen & _SIGNS else 0),
             "earlier_starts": self.earlier,
             "begin_line": start.begin_line,
             "ready": startup.ready_at is not None,

@@ -184,9 +184,11 @@ def _kind_and_rank(error: Json) -> tuple[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """12.5 s, 3 min 48 s, 2 h 5 min."""
-    if seconds < 60:
-        return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
+    """0.004 s, 12 s, 3 min 48 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.3f}".rstrip("0").rstrip(".") + " s"
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
