@@ -241,8 +241,17 @@ def test_nothing_is_stalled_without_storage_or_while_progress_is_young(
     evidence: Evidence, previous: Verdict | None, young: float
 ) -> None:
     starting = replace(evidence, ready=False)
-    for twin in (replace(starting, storage_readable=False), replace(starting, progress_age=young)):
+    unreadable = replace(starting, storage_readable=False, blinks=False)
+    for twin in (unreadable, replace(starting, progress_age=young)):
         assert judge(twin, T, previous, 1000.0).state != "stalled"
+
+
+@given(EVIDENCE, PREVIOUS)
+def test_a_look_that_fails_begins_no_stall(evidence: Evidence, previous: Verdict | None) -> None:
+    blind = replace(evidence, ready=False, storage_readable=False, blinks=True)
+
+    stalled = judge(blind, T, previous, 1000.0).state == "stalled"
+    assert not stalled or (previous is not None and previous.state == "stalled")
 
 
 @given(EVIDENCE, PREVIOUS)

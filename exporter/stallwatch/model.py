@@ -244,7 +244,8 @@ class LogPlace:
     """Where one stream of a server goes.
 
     `name` is the `log` label: short file name, or `stdout`, `stderr`.  `path` is opened by the reader as it
-    stands (`<proc>/<pid>/fd/1`, or a configured file).  `reason` is set when there is nothing to read:
+    stands (`<proc>/<pid>/fd/1`, a container's file, or a configured file), or names a unit's journal
+    (`journal:<namespace>:<unit>`).  `reason` is set when there is nothing to read:
     `absent` (pipe, terminal, /dev/null: no log evidence) or one of READ_REASONS.  `owner` (a user's id, set
     for configured files): only a file of this user or of root is read, and no link is followed to it; None =
     do not check.
