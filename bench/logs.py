@@ -1,9 +1,10 @@
-"""CPU of following and parsing a log, against mtail with the same patterns, in one run.
+"""CPU of following and parsing a log, against mtail and grep with the same patterns, in one run.
 
-    python -m bench.logs [--megabytes 200] [--slice 10] [--rounds 3]
+    python -m bench.logs [--megabytes 200] [--slice 10] [--rounds 3] [--large 1000]
 
 Prints bytes per CPU second of each and the ratios.  mtail reads a slice of the same log (it is slow) and is
 scaled per byte; its start is measured on an empty log and taken off.  All files are read once before (page cache).
+Then: logs of which every line matches, 64 logs at 1 MB/s in all, and a large log that was there before us.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from stallwatch.config import Config
 from stallwatch.frameworks import Framework, load_frameworks
+from stallwatch.model import LogPlace, ProcessId, Reading, Scene, Server
 from stallwatch.parse import parse_files
+from stallwatch.sources import Host, Moment
 from stallwatch.sources.log_decode import StreamUnwrapper
 from stallwatch.sources.log_lines import LogScanner
 from stallwatch.sources.log_tail import LogTail
+from stallwatch.sources.logs import Logs
 
 MARKER_SHARE = 0.001
 SEED = 1
@@ -157,6 +163,138 @@ def measure_containers(folder: Path, framework: Framework, log: Path, rounds: in
         form.unlink()
 
 
+def grep_patterns(framework: Framework) -> str:
+    """The framework's patterns as extended regular expressions, one a line."""
+    prefixes = {"own": OWN, "uvicorn": UVICORN, "any": "^"}
+    found = set()
+    for pattern in framework.patterns:
+        text = re.sub(r"\(\?=(?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)\??", "", pattern.regex.pattern)
+        text = re.sub(r"\(\?(?:P<\w+>|:)", "(", prefixes[pattern.prefix] + text)
+        found.add(text.replace(r"\d", "[0-9]").replace("*?", "*").replace("+?", "+"))
+    return "\n".join(sorted(found)) + "\n"
+
+
+def grep_seconds(patterns: Path, log: Path) -> float:
+    environment = {**os.environ, "LC_ALL": "C"}
+    command = ["grep", "-cE", "-f", str(patterns), str(log)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode > 1:
+        raise SystemExit(f"grep ended with {child.returncode}")
+    return usage.ru_utime + usage.ru_stime
+
+
+HEAVY: dict[str, tuple[str, ...]] = {
+    "serving": tuple(text for _, text in LINES[:3]),
+    "loading": MARKERS[:2],
+    "trouble": (
+        *MARKERS[2:],
+        "node1:{number}:77 [{small}] misc/socket.cc:{number} NCCL WARN socketProgress: Connection closed by peer",
+    ),
+}
+"""Logs of which every line matches: of a server that serves, one that loads, one that repeats its errors."""
+
+
+def measure_heavy(folder: Path, framework: Framework, megabytes: int, rounds: int) -> None:
+    for name, texts in HEAVY.items():
+        log, chance, number = folder / f"{name}.log", random.Random(SEED), 0
+        with log.open("w") as file:
+            if name != "loading":
+                file.write("[2026-06-02 00:00:00] The server is fired up and ready to roll!\n")
+            while file.tell() < megabytes * 1_000_000:
+                for text in chance.choices(texts, k=1000):
+                    number += 1
+                    file.write(shaped(text, number) + "\n")
+        before = resident_megabytes()
+        rate = log.stat().st_size / cpu_seconds(partial(follow, framework, log), rounds)
+        grown = resident_megabytes() - before
+        print(f"all hits {rate / 1e6:8.1f}   {name}: every line matches; memory {grown:+.1f} MB")
+        log.unlink()
+
+
+def resident_megabytes() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def source_of(folder: Path, servers: int, logs: int) -> tuple[Logs, Scene]:
+    """The source itself, with the logs of some servers in a folder."""
+    places = [
+        tuple(
+            LogPlace(f"{number}-{log}.log", str(folder / f"{number}-{log}.log"), owner=os.geteuid())
+            for log in range(logs)
+        )
+        for number in range(servers)
+    ]
+    scene = Scene(
+        tuple(
+            Server(f"sglang-{number}", "sglang", "server", ProcessId(number + 1, 1), 0.0, (), logs=found)
+            for number, found in enumerate(places)
+        ),
+        ready=frozenset(f"sglang-{number}" for number in range(servers)),
+    )
+    return Logs(Host(Config(), load_frameworks())), scene
+
+
+def measure_many(folder: Path, log: Path, turns: int = 30) -> None:
+    """64 logs of 8 servers, 1 MB in all in each turn of one second.  CPU of the source's reads only."""
+    source, scene = source_of(folder, 8, 8)
+    paths = [Path(place.path) for server in scene.servers for place in server.logs]
+    for path in paths:
+        path.touch()
+    lone, lone_scene = source_of(folder, 1, 1)
+    spent, before = [], 0.0
+    with log.open("rb") as whole:
+        for turn in range(turns):
+            for path in paths:
+                with path.open("ab") as file:
+                    file.write(whole.read(1_000_000 // len(paths)))
+            if turn == 0:
+                list(lone.read(lone_scene, Moment(0.0, time.time())))
+                before = resident_megabytes()
+            begun = time.process_time()
+            list(source.read(scene, Moment(float(turn), time.time())))
+            spent.append(time.process_time() - begun)
+    grown = resident_megabytes() - before
+    print(f"64 logs  {100 * statistics.median(spent):8.2f}   % of a core at 1 MB/s in all; memory {grown:+.1f} MB")
+    source.close()
+    lone.close()
+    for path in paths:
+        path.unlink()
+
+
+def measure_first(folder: Path, log: Path) -> None:
+    """A large log was there before us: when it is told of, and how long the log of another server had to wait."""
+    source, scene = source_of(folder, 2, 1)
+    large, small = (Path(server.logs[0].path) for server in scene.servers)
+    large.symlink_to(log)
+    small.write_bytes(b"one line\n")
+    first = replace(scene.servers[0], logs=(replace(scene.servers[0].logs[0], owner=None),))
+    scene = replace(scene, servers=(first, scene.servers[1]))
+    begun, longest, told = time.monotonic(), 0.0, False
+    while not told:
+        turn = time.monotonic()
+        seen = list(source.read(scene, Moment(turn, time.time())))
+        longest = max(longest, time.monotonic() - turn)
+        lines = [one for one in seen if isinstance(one, Reading) and one.signal.name == "log_lines_total"]
+        told = {one.labels[0] for one in lines} == {server.name for server in scene.servers}
+    print(
+        f"first    {time.monotonic() - begun:8.1f}   s until a log of {log.stat().st_size / 1e6:.0f} MB is told of; "
+        f"another log waited {longest:.2f} s at most"
+    )
+    source.close()
+
+
+def enlarge(log: Path, size: int) -> None:
+    """Make a log longer with what it says once it is ready."""
+    with log.open("rb") as whole:
+        whole.readline(), whole.readline()
+        body = whole.read()
+    with log.open("ab") as file:
+        while file.tell() < size:
+            file.write(body)
+
+
 def cpu_seconds(work: Callable[[], object], rounds: int) -> float:
     def once() -> float:
         begun = time.process_time()
@@ -166,7 +304,7 @@ def cpu_seconds(work: Callable[[], object], rounds: int) -> float:
     return statistics.median(once() for _ in range(rounds))
 
 
-def measure(folder: Path, megabytes: int, slice_megabytes: int, rounds: int) -> None:
+def measure(folder: Path, megabytes: int, slice_megabytes: int, rounds: int, large: int) -> None:
     framework = next(one for one in load_frameworks() if one.name == "sglang")
     log, part, nothing, program = (folder / name for name in ("whole.log", "part.log", "empty.log", "sglang.mtail"))
     write_log(log, megabytes * 1_000_000)
@@ -187,7 +325,20 @@ def measure(folder: Path, megabytes: int, slice_megabytes: int, rounds: int) -> 
     print(f"follow   {follow_rate / 1e6:8.1f}   {follow_rate / mtail_rate:7.1f} x mtail")
     print(f"parse    {parse_rate / 1e6:8.1f}   {parse_rate / mtail_rate:7.1f} x mtail")
     print(f"mtail    {mtail_rate / 1e6:8.2f}   ({slice_megabytes} MB, its start of {start:.2f} s taken off)")
+    patterns = folder / "patterns"
+    patterns.write_text(grep_patterns(framework))
+    grep_rate = log.stat().st_size / statistics.median(grep_seconds(patterns, log) for _ in range(rounds))
+    print(f"grep     {grep_rate / 1e6:8.1f}   parse is {parse_rate / grep_rate:.2f} x grep -cE")
     measure_containers(folder, framework, log, rounds)
+    measure_heavy(folder, framework, 50, rounds)
+    measure_many(folder, log)
+    if large:
+        if shutil.disk_usage(folder).free < 3 * large * 1_000_000:
+            raise SystemExit(f"no room for a log of {large} MB in {folder}")
+        enlarge(log, large * 1_000_000)
+        large_rate = log.stat().st_size / cpu_seconds(lambda: follow(framework, log), 1)
+        print(f"follow   {large_rate / 1e6:8.1f}   {large_rate / mtail_rate:7.1f} x mtail, {large} MB")
+        measure_first(folder, log)
 
 
 def main() -> None:
@@ -195,11 +346,12 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--slice", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--large", type=int, default=1000, help="megabytes of a log that was there before; 0 = none")
     options = parser.parse_args()
     if shutil.which("mtail") is None:
         raise SystemExit("mtail is not installed (apt-get install mtail)")
     with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder), options.megabytes, options.slice, options.rounds)
+        measure(Path(folder), options.megabytes, options.slice, options.rounds, options.large)
 
 
 if __name__ == "__main__":
