@@ -305,8 +305,11 @@ def whole_number(text: str | None) -> int | None:
 
 def quantity(text: str | None) -> float | None:
     """A figure of a counter: "12", "1,024", "1.2G" of 1,000 each, "3.5GiB" of 1,024 each.  None when it is none."""
-    match = _QUANTITY.fullmatch(text) if text else None
-    if match is None:
+    if not text:
+        return None
+    if text.isascii() and text.isdecimal() and len(text) <= 18:
+        return float(text)
+    if (match := _QUANTITY.fullmatch(text)) is None:
         return None
     return float(match[1].replace(",", "")) * float(1024 if match[3] else 1000) ** _POWERS[match[2]]
 

@@ -748,8 +748,8 @@ def _numbers(groups: dict[str, str]) -> dict[str, float | str]:
     fields: dict[str, float | str] = {}
     if not groups:
         return fields
-    for name in NUMBER_FIELDS:
-        if (value := quantity(groups.get(name))) is not None:
+    for name, text in groups.items():
+        if name in NUMBER_FIELDS and (value := quantity(text)) is not None:
             fields["ratio" if name == "percent" else name] = value / 100 if name == "percent" else value
     if DOTS in groups:
         fields["ratio"] = min(1.0, len(groups[DOTS]) / 100)
