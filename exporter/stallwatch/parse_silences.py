@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .frameworks import NO_EVENT, Framework
@@ -23,6 +23,7 @@ CLOCK_STEP_SECONDS = 900.0
 """Clocks of two time zones differ by quarters of an hour; less is the time a line took to be written."""
 CLOCK_LINES = 20_000
 """Lines of a container's log in which a printed time is looked for."""
+_LINE_END = re.compile(rb"\n")
 _TIME_GROUP = re.compile(r"time(?:_\d)?")
 EPOCH_2000 = 946_684_800.0
 
@@ -101,10 +102,12 @@ class LogClock:
     def __post_init__(self) -> None:
         self.groups = tuple(name for name in self.framework.prefix.groupindex if _TIME_GROUP.fullmatch(name))
 
-    def of(self, text: bytes, unix: float | None) -> float | None:
-        """Seconds of an arbitrary clock, of a line; `unix`: what a runtime noted.  None = the line has no time."""
+    def of(self, text: bytes, unix_of: Callable[[], float | None] | None) -> float | None:
+        """Seconds of an arbitrary clock, of a line; `unix_of`: what a runtime noted.  None = the line has no time."""
         printed = self.printed(text) if self.has_printed else None
-        return unix + self.shift if printed is None and unix is not None else printed
+        if printed is not None or unix_of is None:
+            return printed
+        return None if (unix := unix_of()) is None else unix + self.shift
 
     def printed(self, text: bytes) -> float | None:
         """The printed time of a line.  Hundreds are asked for in a block: only that group of the prefix is read."""
@@ -182,13 +185,19 @@ class _Times:
     first_line: int
     unix_of: TimeOf | None
     clock: LogClock
+    ends: list[int] = field(default_factory=list)
 
     def line(self, at: _At) -> Line:
         offset, time = at
         return Line(self.number(offset), time, "", self.block[offset : self._end(offset, KEPT_BYTES)])
 
     def number(self, offset: int) -> int:
-        return self.first_line + self.block.count(b"\n", 0, offset)
+        """The line's number; where times are asked by number, the ends of all lines are found at once."""
+        if self.unix_of is None:
+            return self.first_line + self.block.count(b"\n", 0, offset)
+        if not self.ends and self.block:
+            self.ends.extend(match.start() for match in _LINE_END.finditer(self.block))
+        return self.first_line + bisect_left(self.ends, offset)
 
     def next_from(self, offset: int, limit: int) -> _At | None:
         """The first line at or behind an offset (a line's beginning) that has a time."""
@@ -216,8 +225,8 @@ class _Times:
         return self.next_from(begin, high) if begin > 0 else None
 
     def _time(self, offset: int) -> float | None:
-        unix = None if self.unix_of is None else self.unix_of(self.number(offset))
-        return self.clock.of(self.block[offset : self._end(offset, PREFIX_BYTES)], unix)
+        text, unix_of = self.block[offset : self._end(offset, PREFIX_BYTES)], self.unix_of
+        return self.clock.of(text, None if unix_of is None else lambda: unix_of(self.number(offset)))
 
     def _end(self, offset: int, most: int | None = None) -> int:
         limit = len(self.block) if most is None else min(len(self.block), offset + most)

@@ -26,6 +26,10 @@ LOOK_BACK = 48
 """Lines looked at backwards for the last printed time."""
 MAX_BARS = 512
 """Bars remembered in one start; a download draws one for each of its files."""
+MAX_REPEATS = 1024
+"""Lines that repeat but for their digits and are known as such; with more of them all are forgotten."""
+REPEAT_CHARACTERS = 2000
+"""A longer line is never known as one that repeats."""
 CLASSIFIED_CHARACTERS = 16_384
 """Of a hit line only this much is matched; argument dumps are longer than anything else that matters."""
 
@@ -66,6 +70,12 @@ _NOT_NOVEL = re.compile(
     r"|Traceback |During handling |The above exception |File \"|Fatal Python error"
     r"|Thread (?:0x|\d+ \()|Current thread |Process \d+: |Python v\d"  # stacks, by faulthandler and by py-spy
 )
+_MASKED = bytes.maketrans(b"0123456789", b"0" * 10)
+_COUNTED = frozenset(("access", "heartbeat", NO_EVENT, "error", "watchdog", "waiting", "lock_wait"))
+"""Events of which the number counts and the last one, not what each of them said."""
+_ANY_DIGIT = re.compile(r"\{\d*,?\d*\}|\\d|0-9|\(\?P<\w+>")
+_WRITER = frozenset(("parts", "rank", "pid", "engine"))
+"""Groups of a prefix that tell who wrote the line."""
 _LOUD = frozenset(("WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"))
 _QUIET_EVENTS = frozenset(("access", "heartbeat", NO_EVENT))
 _TOO_LONG_AGO = -300 * 86400.0
@@ -133,9 +143,41 @@ class _Line:
     matched: bool = False
 
 
+@dataclass(slots=True)
+class _Repeat:
+    """What a writer said in a line that comes again and again with other digits; `last`: where it came last."""
+
+    pattern: Pattern
+    event: str
+    last: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class _Repeats:
+    """A line with its digits masked: patterns to try on it, where its writer stands, and what each writer said."""
+
+    indexes: frozenset[int]
+    spans: tuple[tuple[int, int], ...]
+    known: dict[tuple[bytes, ...], _Repeat] = field(default_factory=dict)
+
+
 @lru_cache(maxsize=1024)
 def parse_time(text: str) -> float | None:
     """Seconds of a printed local time; without a year it is taken as a leap year.  None when it is none."""
+    if (
+        len(text) <= 19
+        and text[-3:-2] == ":"
+        and (second := text[-2:]).isascii()
+        and second.isdigit()
+        and second < "60"
+    ):
+        minute = _parse_time(f"{text[:-2]}00")  # the same for sixty seconds
+        return None if minute is None else minute + int(second)
+    return _parse_time(text)
+
+
+@lru_cache(maxsize=256)
+def _parse_time(text: str) -> float | None:
     if match := _UPTIME.fullmatch(text):
         minutes, seconds, milliseconds, microseconds = map(int, match.groups())
         return minutes * 60 + seconds + milliseconds / 1e3 + microseconds / 1e6
@@ -204,9 +246,25 @@ class _Lexicon:
         self.rare = [literal for literal in by_literal if literal not in self.bulk]
         self.rare_candidates = [by_literal[literal] for literal in self.rare]
         self.find_all = literal_finder(self.full_literals)
+        self.blind = _blind(framework)
         self.bulk_patterns = tuple(
             (pattern.literal, index) for index, pattern in enumerate(self.patterns) if pattern.literal in self.bulk
         )
+
+
+def _blind(framework: Framework) -> frozenset[int]:
+    """Patterns to which one digit is as good as another; none at all when the prefix is not of that kind."""
+
+    def is_blind(text: str) -> bool:
+        return re.search(r"\d", _ANY_DIGIT.sub("", text)) is None
+
+    if not is_blind(framework.prefix.pattern):
+        return frozenset()
+    return frozenset(
+        index
+        for index, pattern in enumerate(framework.patterns)
+        if is_blind(pattern.regex.pattern) and is_blind(pattern.literal.decode())
+    )
 
 
 @lru_cache(maxsize=64)
@@ -277,6 +335,9 @@ class LogScanner:
         self._turned = ""  # the event that begins or ends a start, until the block is settled
         self._timed_to = 0  # offset of the last hit in the block
         self._number, self._numbered_to = 1, 0  # number of the line at an offset
+        self._repeats: dict[bytes, _Repeats] = {}
+        self._repeated: list[_Repeat] = []  # those that came in this block
+        self._taken: tuple[Pattern, str] | None = None  # the pattern that fitted last, and its event
 
     @property
     def unmatched(self) -> int:
@@ -316,6 +377,7 @@ class LogScanner:
     def be_ready(self) -> None:
         """From now on lines are read as those of a server that serves: shapes are dropped."""
         self.ready = True
+        self._repeats.clear()
         self._start.shapes, self._start.cheap_shapes = set(), set()
 
     # --- blocks ----------------------------------------------------------------------------------------
@@ -361,19 +423,94 @@ class LogScanner:
         line = self._open
         line.start, line.end = 0, 0
         for start, end, indexes in self._hit_lines(block, positions, candidates):
+            if steady:
+                indexes.update(index for literal, index in lexicon.bulk_patterns if literal in block[start:end])
+            is_whole = start > 0 and end < len(block) and not self._numbered
+            if is_whole and self._is_repeat(block, start, end, indexes):
+                matched.append(start)
+                continue
             if start > 0:
                 line = _Line(start)
             line.start, line.end = start, end
-            if steady:
-                indexes.update(index for literal, index in lexicon.bulk_patterns if literal in block[start:end])
+            self._taken = None
             if self._read_line(block, line, indexes, found, batch):
                 matched.append(start)
             if self._turned:
                 end = min(end + 1, len(block))
                 self._close_line(block[:end], line)
+                self._tell_repeats(block, found, batch)
                 return end, matched
+            if is_whole and self._taken is not None:
+                self._learn_repeat(block[start:end], indexes, *self._taken)
         self._close_line(block, line)
+        self._tell_repeats(block, found, batch)
         return len(block), matched
+
+    # --- lines that repeat but for their digits ---------------------------------------------------------
+
+    def _is_repeat(self, block: bytes, start: int, end: int, indexes: set[int]) -> bool:
+        """Count a line that is known as one that repeats."""
+        raw = block[start:end]
+        repeats = self._repeats.get(raw.translate(_MASKED))
+        if repeats is None or repeats.indexes != indexes:
+            return False
+        repeat = repeats.known.get(tuple([raw[begin:stop] for begin, stop in repeats.spans]))
+        if repeat is None:
+            return False
+        pattern, event = repeat.pattern, repeat.event
+        if self.ready and pattern.bulk:
+            return True  # counted as a whole
+        self.matched += 1
+        if event != NO_EVENT:
+            self.events[event] += 1
+        if event == "heartbeat":
+            self.heartbeats += 1
+        if pattern.kind:
+            self.errors[pattern.kind] += 1
+        if event not in _QUIET_EVENTS:
+            if repeat.last is None:
+                self._repeated.append(repeat)
+            repeat.last = start, end
+        return True
+
+    def _learn_repeat(self, raw: bytes, indexes: set[int], pattern: Pattern, event: str) -> None:
+        """Know a line from now on by everything but its digits, where those mean nothing but who wrote it."""
+        if event not in _COUNTED or pattern.regex.groupindex or pattern.proves_ready or pattern.every_rank:
+            return
+        if pattern.again or not self._lexicon.blind >= indexes or len(raw) > REPEAT_CHARACTERS:
+            return
+        if not raw.isascii() or b"\r" in raw or b"\x1b" in raw or raw.startswith(b"\0"):
+            return
+        prefix = self.framework.prefix.match(raw.decode())
+        groups = prefix.re.groupindex if prefix else {}
+        spans = tuple(prefix.span(group) for group in groups if _is_writer(group) and prefix[group]) if prefix else ()
+        if len(self._repeats) >= MAX_REPEATS:
+            self._repeats.clear()
+        repeats = self._repeats.setdefault(raw.translate(_MASKED), _Repeats(frozenset(indexes), spans))
+        if len(repeats.known) < MAX_REPEATS and repeats.indexes == indexes and repeats.spans == spans:
+            repeats.known[tuple([raw[begin:stop] for begin, stop in spans])] = _Repeat(pattern, event)
+
+    def _tell_repeats(self, block: bytes, found: list[tuple[int, Hit]], batch: Batch) -> None:
+        """Of what came again in this block the last of each is told."""
+        told, self._repeated = self._repeated, []
+        until, self._timed_to = self._start.time, 0
+        for repeat in told:
+            start, end = repeat.last or (0, 0)
+            repeat.last = None
+            prefix, message = self.framework.split(_text(block[start:end]))
+            if (match := self.framework.fits(repeat.pattern, prefix, message)) is None:
+                continue
+            groups, line = _groups(match), _Line(start, end)
+            rank, fields = (
+                self._rank(repeat.pattern, groups, prefix, batch),
+                self._fields(repeat.pattern, groups, prefix),
+            )
+            found.append((start, self._hit(repeat.event, rank, fields, prefix, block, line)))
+            self._timed_to = 0
+        if until is not None and self._start.time is not None:
+            self._start.time = max(until, self._start.time)
+
+    # --- blocks, line by line --------------------------------------------------------------------------
 
     def _find_rare(self, block: bytes) -> Iterable[tuple[int, int]]:
         """Literals of lines that are not frequent; a frequent line that comes for the first time is noted."""
@@ -446,6 +583,7 @@ class LogScanner:
         first = not line.matched
         line.matched = True
         if self.ready and pattern.bulk:
+            self._taken = pattern, pattern.event
             return None  # counted as a whole
         self.matched += first
         groups = _groups(match)
@@ -454,6 +592,7 @@ class LogScanner:
         event = self._event(pattern, rank)
         self._count(event, pattern.kind, line)
         self._turn(event)
+        self._taken = pattern, event
         fields = self._fields(pattern, groups, prefix)
         if event in _QUIET_EVENTS or self._is_redrawn(event, rank, fields, match):
             return None
@@ -545,6 +684,7 @@ class LogScanner:
             events = self.events - Counter([turned])
             self.before_start = Totals(self.lines - 1, self.matched - 1, self.heartbeats, events)
             self.ready, self._start = False, _Start(seen={turned})
+            self._repeats.clear()
 
     # --- ranks -----------------------------------------------------------------------------------------
 
@@ -552,6 +692,7 @@ class LogScanner:
         if pattern.event == "args":
             self._sizes = {}
             self._names.clear()
+            self._repeats.clear()
         if (version := groups.get("version", self.version)) != self.version and _VERSION.fullmatch(version):
             self.version, self._version_told = version, False
         for size in ("tp_size", "pp_size", "dp_size"):
@@ -704,6 +845,12 @@ class LogScanner:
                 if not self._is_redrawn(pattern.event, rank, fields, match):
                     batch.hits.append(Hit(pattern.event, rank, fields, self.lines + 1, self.last_time))
                 return
+
+
+@lru_cache(maxsize=64)
+def _is_writer(group: str) -> bool:
+    """Whether a group of a prefix, or of another form of it, tells who wrote the line."""
+    return re.sub(r"_\d+$", "", group) in _WRITER
 
 
 def _is_drawn(tail: bytes) -> bool:
