@@ -177,13 +177,13 @@ def grep_patterns(framework: Framework) -> str:
 def extended(text: str) -> str:
     """Classes and escapes in the way of POSIX."""
     parts, inside = list[str](), False
-    for token in re.findall(r"\\.|.", text):
-        if inside and token[0] == "\\":
-            token = {r"\d": "0-9", r"\w": "[:alnum:]_", r"\s": "[:space:]"}.get(token, token[1])
-        elif token == r"\d":
-            token = "[0-9]"
-        inside = token == "[" or (inside and token != "]")
-        parts.append(token)
+    for sign in re.findall(r"\\.|.", text):
+        if inside and sign[0] == "\\":
+            sign = {r"\d": "0-9", r"\w": "[:alnum:]_", r"\s": "[:space:]"}.get(sign, sign[1])
+        elif sign == r"\d":
+            sign = "[0-9]"
+        inside = sign == "[" or (inside and sign != "]")
+        parts.append(sign)
     return "".join(parts)
 
 

@@ -423,10 +423,13 @@ class LogScanner:
         line = self._open
         line.start, line.end = 0, 0
         for start, end, indexes in self._hit_lines(block, positions, candidates):
+            raw = block[start:end]
             if steady:
-                indexes.update(index for literal, index in lexicon.bulk_patterns if literal in block[start:end])
+                for literal, index in lexicon.bulk_patterns:
+                    if literal in raw:
+                        indexes.add(index)
             is_whole = start > 0 and end < len(block) and not self._numbered
-            if is_whole and self._is_repeat(block, start, end, indexes):
+            if is_whole and self._is_repeat(raw, start, indexes):
                 matched.append(start)
                 continue
             if start > 0:
@@ -441,20 +444,20 @@ class LogScanner:
                 self._tell_repeats(block, found, batch)
                 return end, matched
             if is_whole and self._taken is not None:
-                self._learn_repeat(block[start:end], indexes, *self._taken)
+                self._learn_repeat(raw, indexes, *self._taken)
         self._close_line(block, line)
         self._tell_repeats(block, found, batch)
         return len(block), matched
 
     # --- lines that repeat but for their digits ---------------------------------------------------------
 
-    def _is_repeat(self, block: bytes, start: int, end: int, indexes: set[int]) -> bool:
+    def _is_repeat(self, raw: bytes, start: int, indexes: set[int]) -> bool:
         """Count a line that is known as one that repeats."""
-        raw = block[start:end]
         repeats = self._repeats.get(raw.translate(_MASKED))
         if repeats is None or repeats.indexes != indexes:
             return False
-        repeat = repeats.known.get(tuple([raw[begin:stop] for begin, stop in repeats.spans]))
+        spans = repeats.spans
+        repeat = repeats.known.get(tuple([raw[begin:stop] for begin, stop in spans]) if spans else ())
         if repeat is None:
             return False
         pattern, event = repeat.pattern, repeat.event
@@ -470,7 +473,7 @@ class LogScanner:
         if event not in _QUIET_EVENTS:
             if repeat.last is None:
                 self._repeated.append(repeat)
-            repeat.last = start, end
+            repeat.last = start, start + len(raw)
         return True
 
     def _learn_repeat(self, raw: bytes, indexes: set[int], pattern: Pattern, event: str) -> None:
@@ -568,6 +571,8 @@ class LogScanner:
                     if hit is not None:
                         found.append((line.start, hit))
                     break
+        if several:
+            self._taken = None  # what the whole line said is not what one of its pieces did
         return line.matched
 
     def _take(
