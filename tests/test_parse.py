@@ -289,6 +289,17 @@ def test_a_rank_has_the_parts_that_are_printed(parts: str, name: str, tmp_path: 
     assert list(parsed(written(tmp_path, ARGS, line))["ranks"]) == [name]
 
 
+def test_what_names_no_rank_is_the_first_ones_whatever_its_name(tmp_path: Path) -> None:
+    """An engine tells of the KV cache for all its stages: that makes no rank TP0 beside them."""
+    begins = [at(1, "Load weight begin. avail mem=1 GB", f"PP{stage}") for stage in (1, 0)]
+    bar = "Loading safetensors checkpoint shards:  25% Completed | 1/4 [00:01<00:03, 1.0s/it]"
+
+    file = parsed(written(tmp_path, ARGS, bar, *begins, bar.replace("1/4", "2/4")))
+
+    assert {name: rank["load_progress"] for name, rank in file["ranks"].items()} == {"PP0": 0.5, "PP1": None}
+    assert {phase["rank"] for phase in file["phases"]} == {None, "PP0", "PP1"}
+
+
 def test_ranks_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     lines = [at(1, "Load weight begin. avail mem=1 GB", f"PP{pp} TP{tp}") for pp in (1, 0) for tp in (10, 2)]
 
@@ -478,6 +489,10 @@ REAL = {
     "vllm-two-starts": Told(343, LOADED, "post_load", 178, failed=222, errors=LOST_LOADING, starts=2),
     # a flag that does not exist: not one line of a server
     "vllm-usage": Told(5, {}, "", None, starts=0, framework="generic", version=None, is_certain=False),
+    # two stages, whose first rank is not called TP0; two copies, ended while they started; a compile, cold
+    "vllm-pp2": Told(169, {"PP0": "ready", "PP1": "ready"}, "stopped", 29, ready=114, stopped=115),
+    "vllm-dp2": Told(55, {}, "stopped", 22, stopped=43),
+    "vllm-compiled": Told(145, ONE, "ready", 47, ready=101, heartbeats=1),
     # two nodes: the one that serves, and its follower, which never proves that anything is ready
     "vllm-node0": Told(174, ONE, "stopped", 20, ready=102, stopped=119),
     "vllm-node1": Told(45, {"TP1": "post_load"}, "post_load", 18, version=None),

@@ -24,7 +24,7 @@ from .parse_silences import Gap, Line, LogClock, Silences, listen, meaning
 from .parse_text import format_file
 from .sources.log_kind import recognise
 from .sources.log_lines import Batch, Hit, LogScanner, _Line, parse_time, seconds_between
-from .startup import FIRST_RANK, MARKERS, PHASE_OF_EVENT, PROGRESS_EVENTS, RankStartup, Startup
+from .startup import COUNTERS, FIRST_RANK, MARKERS, MOST_RANKS, PHASE_OF_EVENT, PROGRESS_EVENTS, RankStartup, Startup
 from .strict_yaml import InputError
 
 MAX_ERRORS = 1000
@@ -37,6 +37,7 @@ AUTO = "auto"
 
 _PROOF = MARKERS | {"listening", "ready"}
 """Without a line that begins a start: what a start must have been there for."""
+_OF_RANKS = MARKERS | COUNTERS
 _SIGNS = PROGRESS_EVENTS | {"fatal", "shutdown"}
 """By any of these there was a start."""
 _STAMP = re.compile(r"[\d\-/:.,TZ+ ]{1,40}")
@@ -182,6 +183,7 @@ class _Start:
     open_phases: dict[str | None, _OpenPhase] = field(default_factory=dict)
     errors: list[Json] = field(default_factory=list)
     error_lines: int = 0
+    named: set[str] = field(default_factory=set)  # ranks that lines name
     beats: list[int] = field(default_factory=list)  # first and last line
     any_line: Silences = field(default_factory=Silences)
     progress: Silences = field(default_factory=Silences)
@@ -262,10 +264,11 @@ class _Account:
             start.novel_in_a_row += 1
             moved = start.novel_in_a_row <= NOVEL_IN_A_ROW
         else:
-            moved = self.startup.apply(hit.event, hit.rank, hit.fields, float(hit.line))
+            rank = self._owner(hit)
+            moved = self.startup.apply(hit.event, rank, hit.fields, float(hit.line))
             start.novel_in_a_row = 0 if moved else start.novel_in_a_row
             if hit.event in PHASE_OF_EVENT:
-                self._follow_phases(hit, block)
+                self._follow_phases(hit, rank or FIRST_RANK, block)
             if moved:
                 start.last_progress = {"line": hit.line, "event": hit.event, "rank": hit.rank}
         self._note(hit)
@@ -273,6 +276,17 @@ class _Account:
             start.progress.see(Line(hit.line, time, hit.event))
         elif moved:
             start.progress.undated += 1
+
+    def _owner(self, hit: Hit) -> str | None:
+        """The rank a hit is about; what names none is the first one's, which need not be called TP0."""
+        named = self.start.named
+        if hit.rank is not None:
+            if len(named) < MOST_RANKS:
+                named.add(hit.rank)
+            return hit.rank
+        if hit.event not in _OF_RANKS or not named or FIRST_RANK in named:
+            return None
+        return min(named, key=_natural)
 
     def _note(self, hit: Hit) -> None:
         start = self.start
@@ -289,11 +303,11 @@ class _Account:
 
     # --- phases ----------------------------------------------------------------------------------------------
 
-    def _follow_phases(self, hit: Hit, block: Block) -> None:
+    def _follow_phases(self, hit: Hit, owner: str, block: Block) -> None:
         startup, opened = self.startup, self.start.open_phases
         now: dict[str | None, str] = {None: startup.phase}
-        if startup.ready_at is None and (rank := startup.ranks.get(hit.rank or FIRST_RANK)) is not None:
-            now[hit.rank or FIRST_RANK] = rank.phase
+        if startup.ready_at is None and (rank := startup.ranks.get(owner)) is not None:
+            now[owner] = rank.phase
         for name, phase in now.items():
             if (was := opened.get(name)) is None or was.document["phase"] != phase:
                 self._close_phase(name, hit, block)
@@ -345,7 +359,8 @@ class _Account:
         self._take(self.scanner.finish(), self.last_block)
         scanner, startup, before, start = self.scanner, self.startup, self.scanner.before_start, self.start
         events = scanner.events - before.events
-        ranks = {name: startup.ranks[name] for name in sorted(startup.ranks, key=_natural)}
+        unnamed = {FIRST_RANK} - start.named if start.named else set()
+        ranks = {name: startup.ranks[name] for name in sorted(startup.ranks.keys() - unnamed, key=_natural)}
         last = start.any_line.last
         for phase in start.open_phases.values():
             phase.document["seconds"] = _seconds(phase.since, last.time if last is not None else None)
@@ -361,7 +376,7 @@ class _Account:
             "failed_line": start.failed_line,
             "stopped_line": start.stopped_line,
             "last_progress": start.last_progress,
-            "phases": start.phases,
+            "phases": [phase for phase in start.phases if phase["rank"] not in unnamed],
             "ranks": {name: {"phase": rank.phase, "load_progress": rank.load_progress} for name, rank in ranks.items()},
             "rank_progress": {name: _passed(rank) for name, rank in ranks.items()},
             "markers": {event: count for event, count in sorted(events.items()) if event in PROGRESS_EVENTS},
