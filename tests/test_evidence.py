@@ -12,7 +12,7 @@ from stallwatch import signals
 from stallwatch.model import ChannelState, Process, ProcessId, Signal
 from stallwatch.timeline import MIB
 from stallwatch.verdict import Evidence, gather
-from stallwatch.verdict.evidence import RankEvidence
+from stallwatch.verdict.evidence import MOST_NAMED, RankEvidence
 
 
 def fed(feed: Feed | None = None, until: float = 100.0) -> Feed:
@@ -508,6 +508,12 @@ def test_ranks_of_a_known_number_are_missed_and_named_where_only_tensor_parallel
     assert missing(("TP0", "TP9"), tensor_parallel=4) == (2, ())  # names that nobody expects
     assert missing(("TP0", "TP1"), tensor_parallel=2) == (0, ())
     assert missing(("TP0", "TP1", "TP2"), tensor_parallel=2) == (0, ())
+
+
+def test_a_number_of_ranks_that_no_node_has_is_counted_and_not_spelled_out() -> None:
+    """Whoever may start a process may write any number behind --tp-size."""
+    assert missing(("TP0",), tensor_parallel=10**9, pipeline_parallel=10**9) == (10**18 - 1, ())
+    assert len(missing(("TP0",), tensor_parallel=MOST_NAMED)[1]) == MOST_NAMED - 1
 
 
 def test_nothing_is_missed_before_the_first_rank_came_nor_of_an_embedded_engine() -> None:

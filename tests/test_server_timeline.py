@@ -227,6 +227,13 @@ def test_the_slowest_counter_of_a_phase_counts() -> None:
     assert timeline.stretch(STALL_AFTER) == 450.0
 
 
+def test_a_leap_of_the_counter_of_timeouts_that_no_float_holds_is_many() -> None:
+    timeouts = Timeouts()
+    timeouts.put(float("inf"), 10.0, 30.0)
+
+    assert timeouts.in_a_row > 1000
+
+
 # --- names -------------------------------------------------------------------------------------------------
 
 
@@ -238,3 +245,9 @@ def test_names_are_in_the_order_of_their_numbers() -> None:
         "TP10",
         "engine1",
     ]
+
+
+def test_a_name_with_more_digits_than_a_number_may_have_is_a_name() -> None:
+    endless = "TP" + "9" * 5000
+
+    assert sorted((endless, "TP2"), key=natural) == [endless, "TP2"]

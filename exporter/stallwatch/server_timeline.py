@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from statistics import median
 
 from . import signals
@@ -72,6 +72,10 @@ class Stats:
         return self.at is not None and now - self.at <= STALE_AFTER_GAPS * self.usual_gap
 
 
+_MOST_IN_A_ROW = 1e9
+"""Of one look: a counter of a recording may leap by more than a float holds."""
+
+
 @dataclass(slots=True)
 class Timeouts:
     """Requests to the health endpoint that had no answer, in a row."""
@@ -87,7 +91,7 @@ class Timeouts:
         self.read_at = at
         if number > 0:
             self.since = at if self.since is None else self.since
-            self.in_a_row += round(number)
+            self.in_a_row += round(min(number, _MOST_IN_A_ROW))
 
     def clear(self) -> None:
         self.in_a_row, self.since = 0, None
@@ -182,7 +186,7 @@ class ServerTimeline:
 _NO_TRACKS: Mapping[tuple[str, ...], Track] = {}
 
 
-@cache
+@lru_cache(maxsize=4096)
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """TP2 before TP10."""
-    return tuple((int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", name))
+    """TP2 before TP10.  Digits that are too many to be a rank's number are text (int() refuses some thousands)."""
+    return tuple((int(part) if part.isdecimal() and len(part) <= 9 else -1, part) for part in re.split(r"(\d+)", name))

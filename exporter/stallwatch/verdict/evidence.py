@@ -286,7 +286,8 @@ def _missing(timeline: ServerTimeline) -> tuple[int, tuple[str, ...]]:
     if server is None or server.role == "embedded" or not seen:
         return 0, ()
     if server.expected_ranks:
-        names = tuple(name for name in server.expected_ranks if name not in seen)
+        came = frozenset(seen)
+        names = tuple(name for name in server.expected_ranks if name not in came)
         return len(names), names
     missing = server.ranks_expected - len(seen)
     if missing <= 0 or any(process.rank == "worker" for process in server.processes):
@@ -294,9 +295,14 @@ def _missing(timeline: ServerTimeline) -> tuple[int, tuple[str, ...]]:
     return missing, _gaps(server, seen)
 
 
+MOST_NAMED = 1024
+"""Ranks of one node that are missed by name."""
+
+
 def _gaps(server: Server, seen: list[str]) -> tuple[str, ...]:
-    """Which of `TP0`, `TP1` … are missing; empty where the ranks have other names."""
-    if not all(re.fullmatch(r"TP\d+", name) for name in seen):
+    """Which of `TP0`, `TP1` … are missing; empty where the ranks have other names, or more are asked for than any
+    node has (an argument may say anything)."""
+    if server.ranks_expected > MOST_NAMED or not all(re.fullmatch(r"TP\d+", name) for name in seen):
         return ()
     first = server.node_rank * server.ranks_expected
     expected = [f"TP{number}" for number in range(first, first + server.ranks_expected)]
