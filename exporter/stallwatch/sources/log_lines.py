@@ -24,6 +24,8 @@ MAX_NOVEL = 16
 """Novel lines reported per block; ten in a row carry the stall clock at most, so more say nothing."""
 LOOK_BACK = 48
 """Lines looked at backwards for the last printed time."""
+REPEAT_LOOK_BACK = 512
+"""The same for a line that repeats, of which each block tells the last one only."""
 MAX_BARS = 512
 """Bars remembered in one start; a download draws one for each of its files."""
 MAX_REPEATS = 1024
@@ -143,13 +145,20 @@ class _Line:
     matched: bool = False
 
 
+_NOWHERE = (0, 0)
+
+
 @dataclass(slots=True)
 class _Repeat:
-    """What a writer said in a line that comes again and again with other digits; `last`: where it came last."""
+    """What a writer said in a line that comes again and again with other digits.
+
+    `last`: where in the block it came last.
+    """
 
     pattern: Pattern
     event: str
-    last: tuple[int, int] | None = None
+    last: tuple[int, int] = _NOWHERE
+    time: float | None = None  # of the last hit before it
 
 
 @dataclass(slots=True)
@@ -471,9 +480,9 @@ class LogScanner:
         if pattern.kind:
             self.errors[pattern.kind] += 1
         if event not in _QUIET_EVENTS:
-            if repeat.last is None:
+            if repeat.last is _NOWHERE:
                 self._repeated.append(repeat)
-            repeat.last = start, start + len(raw)
+            repeat.last, repeat.time = (start, start + len(raw)), self._start.time
         return True
 
     def _learn_repeat(self, raw: bytes, indexes: set[int], pattern: Pattern, event: str) -> None:
@@ -496,22 +505,20 @@ class LogScanner:
     def _tell_repeats(self, block: bytes, found: list[tuple[int, Hit]], batch: Batch) -> None:
         """Of what came again in this block the last of each is told."""
         told, self._repeated = self._repeated, []
-        until, self._timed_to = self._start.time, 0
+        times = [self._start.time]
         for repeat in told:
-            start, end = repeat.last or (0, 0)
-            repeat.last = None
+            start, end = repeat.last
             prefix, message = self.framework.split(_text(block[start:end]))
-            if (match := self.framework.fits(repeat.pattern, prefix, message)) is None:
-                continue
-            groups, line = _groups(match), _Line(start, end)
-            rank, fields = (
-                self._rank(repeat.pattern, groups, prefix, batch),
-                self._fields(repeat.pattern, groups, prefix),
-            )
-            found.append((start, self._hit(repeat.event, rank, fields, prefix, block, line)))
-            self._timed_to = 0
-        if until is not None and self._start.time is not None:
-            self._start.time = max(until, self._start.time)
+            if match := self.framework.fits(repeat.pattern, prefix, message):
+                groups, line = _groups(match), _Line(start, end)
+                rank = self._rank(repeat.pattern, groups, prefix, batch)
+                time = None if prefix.time else self._time_before(block, start, 0, REPEAT_LOOK_BACK)
+                self._start.time, self._timed_to = repeat.time if time is None else time, start
+                fields = self._fields(repeat.pattern, groups, prefix)
+                found.append((start, self._hit(repeat.event, rank, fields, prefix, block, line)))
+                times.append(self._start.time)
+            repeat.last = _NOWHERE
+        self._start.time = max((time for time in times if time is not None), default=None)
 
     # --- blocks, line by line --------------------------------------------------------------------------
 
@@ -754,9 +761,9 @@ class LogScanner:
 
     # --- times -----------------------------------------------------------------------------------------
 
-    def _time_before(self, block: bytes, offset: int, limit: int) -> float | None:
+    def _time_before(self, block: bytes, offset: int, limit: int, lines: int = LOOK_BACK) -> float | None:
         """The last time printed between two offsets; None when the lines before show none."""
-        for _ in range(LOOK_BACK):
+        for _ in range(lines):
             start = block.rfind(b"\n", limit, max(limit, offset - 1)) + 1
             start = max(start, limit)
             if start >= offset:
