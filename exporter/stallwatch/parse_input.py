@@ -21,7 +21,7 @@ from .printable import printable
 from .sources.log_decode import Unwrapper
 from .strict_yaml import InputError
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
 LONGEST_LINE_BYTES = 8 << 20
 SAMPLE_BYTES = 4 << 20
 """How much of a file is read with every framework to see which one wrote it."""
