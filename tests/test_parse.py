@@ -490,7 +490,7 @@ REAL = {
     # a flag that does not exist: not one line of a server
     "vllm-usage": Told(5, {}, "", None, starts=0, framework="generic", version=None, is_certain=False),
     # an older release
-    "vllm-0.20.2-served": Told(162, TWO, "stopped", 58, 86, None, 157, {"traceback": 2}, version="0.20.2"),
+    "vllm-0.20.2-served": Told(162, TWO, "stopped", 58, 86, None, 92, {"traceback": 2}, version="0.20.2"),
     # two stages, whose first rank is not called TP0; two copies, ended while they started; a compile, cold
     "vllm-pp2": Told(169, {"PP0": "ready", "PP1": "ready"}, "stopped", 29, ready=114, stopped=115),
     "vllm-dp2": Told(55, {}, "stopped", 22, stopped=43),
