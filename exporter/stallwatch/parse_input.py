@@ -189,24 +189,25 @@ def _stdin() -> BufferedReader:
 
 
 def _file(path: str, name: str) -> BufferedReader:
-    """Opened without waiting for anybody, and looked at before anything is read."""
+    """Looked at before it is opened, for to open a device can do something; opened without waiting for anybody."""
     try:
+        _refuse(os.stat(path).st_mode, name)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise InputError(name, 0, "", _not_opened(path, error)) from None
-    mode = os.fstat(descriptor).st_mode
-    if problem := next((problem for is_kind, problem in _KINDS if is_kind(mode)), None):
+    except OSError as error:
+        raise InputError(name, 0, "", f"cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise InputError(name, 0, "", "cannot be read: its name is none") from None
+    try:
+        _refuse(os.fstat(descriptor).st_mode, name)  # it may be another one by now
+    except InputError:
         os.close(descriptor)
-        raise InputError(name, 0, "", problem)
+        raise
     return open(descriptor, "rb")
 
 
-def _not_opened(path: str, error: OSError | ValueError) -> str:
-    with suppress(OSError, ValueError):
-        mode = os.stat(path).st_mode
-        if problem := next((problem for is_kind, problem in _KINDS if is_kind(mode)), None):
-            return problem
-    return f"cannot be read: {getattr(error, 'strerror', None) or 'its name is none'}"
+def _refuse(mode: int, name: str) -> None:
+    if problem := next((problem for is_kind, problem in _KINDS if is_kind(mode)), None):
+        raise InputError(name, 0, "", problem)
 
 
 def _size(raw: BufferedReader) -> int | None:
