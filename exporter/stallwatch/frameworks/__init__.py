@@ -314,6 +314,7 @@ def quantity(text: str | None) -> float | None:
     return float(match[1].replace(",", "")) * float(1024 if match[3] else 1000) ** _POWERS[match[2]]
 
 
+@lru_cache(maxsize=256)
 def _group_of(name: str) -> str:
     """`time` of `time` and of `time_2`."""
     match = _NUMBERED.fullmatch(name)

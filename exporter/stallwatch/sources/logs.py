@@ -38,7 +38,7 @@ from .log_mounts import Mounts
 from .log_places import LogPlaces
 from .log_tail import FolderWatch, Identity, LogTail
 
-READ_BYTES = 64 << 20
+READ_BYTES = 32 << 20
 """Most bytes read of one log in one turn, so that a long history does not delay the other logs."""
 CATCH_UP_SECONDS = 0.05
 """Pause before the next turn while some log has a backlog."""
