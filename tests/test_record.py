@@ -386,6 +386,18 @@ def test_a_recording_is_not_written_over_anything(tmp_path: Path) -> None:
     assert full.read_text() == "x"
 
 
+def test_two_recorders_that_begin_at_the_same_moment_do_not_mix_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    first = Target(str(path))  # has written nothing yet
+
+    with pytest.raises(InputError, match=r"a\.jsonl: --out: is being written by another program"):
+        Target(str(path))
+    first.write("line\n")
+    first.close()
+
+    assert path.read_text() == "line\n"
+
+
 @pytest.mark.parametrize("where", ["none/a.jsonl", "."])
 def test_a_file_that_cannot_be_made_is_named(tmp_path: Path, where: str) -> None:
     with pytest.raises(InputError, match=r"--out: cannot be written: (No such file|Is a directory)"):

@@ -6,6 +6,7 @@ ends with a flush, so that a recorder that is killed loses no more than one.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import os
 import signal
@@ -139,12 +140,12 @@ class Target:
     def __init__(self, path: str) -> None:
         self._path = path
         try:
-            status = os.stat(path) if os.path.exists(path) else None
-            if status is not None and stat.S_ISREG(status.st_mode) and status.st_size:
-                raise InputError(path, 0, "--out", "exists already; a recording is not written over anything")
-            self._raw: IO[bytes] = open(path, "wb")  # noqa: SIM115  # closed by `close`
+            self._raw: IO[bytes] = open(path, "ab")  # noqa: SIM115  # closed by `close`; cuts nothing off
         except OSError as error:
             raise self._wrong(error) from None
+        if problem := _why_not(self._raw.fileno()):
+            self._raw.close()
+            raise InputError(path, 0, "--out", problem)
         self._packed = gzip.GzipFile("", "wb", fileobj=self._raw) if path.endswith(PACKED) else None
 
     def write(self, line: str) -> None:
@@ -176,3 +177,19 @@ class Target:
 
     def _wrong(self, error: OSError) -> InputError:
         return InputError(self._path, 0, "--out", f"cannot be written: {error.strerror}")
+
+
+def _why_not(file: int) -> str:
+    """Why a file is not ours to write to; "" when it is.  The lock is let go with the file.
+
+    A recorder that began a moment ago has written nothing yet.  A file system without locks stops nobody.
+    """
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        return ""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "is being written by another program"
+    except OSError:
+        pass
+    return "exists already; a recording is not written over anything" if os.fstat(file).st_size else ""
