@@ -489,7 +489,8 @@ REAL = {
     "vllm-two-starts": Told(343, LOADED, "post_load", 178, failed=222, errors=LOST_LOADING, starts=2),
     # a flag that does not exist: not one line of a server
     "vllm-usage": Told(5, {}, "", None, starts=0, framework="generic", version=None, is_certain=False),
-    # an older release
+    # older releases; the first of these draws in colours
+    "vllm-0.14.1-served": Told(90, TWO, "stopped", 58, ready=77, stopped=87, version="0.14.1"),
     "vllm-0.20.2-served": Told(162, TWO, "stopped", 58, 86, None, 92, {"traceback": 2}, version="0.20.2"),
     # two stages, whose first rank is not called TP0; two copies, ended while they started; a compile, cold
     "vllm-pp2": Told(169, {"PP0": "ready", "PP1": "ready"}, "stopped", 29, ready=114, stopped=115),
