@@ -33,7 +33,7 @@ from stallwatch.sources.locks_child import (
     places,
 )
 from stallwatch.sources.node import Node
-from stallwatch.sources.procfs import CLOCK_TICKS, KERNEL_THREAD
+from stallwatch.sources.procfs import CLOCK_TICKS, KERNEL_THREAD, ProcFs
 
 KTHREADD = 2
 SERVER = 100
@@ -332,6 +332,35 @@ def test_of_several_locks_the_oldest_that_nobody_holds_is_told(machine: Machine)
 
     assert said[("held", "build")] == (0.0, None)
     assert said[("age", "build")] == (NOW + LOOK_SECONDS - 2000, None)
+
+
+class CountingProc(ProcFs):
+    """Counts how often somebody looks at the open files of a process."""
+
+    listings = 0
+
+    def path(self, pid: int, *parts: str) -> str:
+        self.listings += parts == ("fd",)
+        return super().path(pid, *parts)
+
+
+def test_a_cache_with_hundreds_of_locks_costs_no_more_looks_at_open_files_than_one(machine: Machine) -> None:
+    proc = machine.locks._proc = CountingProc(machine.tree.root)
+    for number in range(200):
+        machine.file(f"{HOME}/.aiter/jit/build/lock_module_{number}", at=2000 + number)
+    held = machine.file(f"{HOME}/.aiter/jit/build/lock_module_x", at=1000)
+    for pid in (200, 201, 202):
+        machine.process(pid, started=1)
+    machine.tree.redirect(202, 3, held)
+
+    said = machine.look()
+
+    assert (said[("held", "build")], said[("age", "build")]) == ((0.0, None), (NOW + LOOK_SECONDS - 2000, None))
+    assert proc.listings == 4  # of the server, too
+
+    machine.look()
+
+    assert proc.listings == 8  # who has what open is looked at anew each time
 
 
 def test_a_lock_from_the_future_has_no_age(machine: Machine) -> None:

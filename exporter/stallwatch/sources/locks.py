@@ -129,12 +129,25 @@ class _Holder:
     started: float
 
 
+@dataclass(slots=True)
+class _Opened:
+    """The open files of all who may hold a lock: by the last part of their path, each with its number.
+
+    `hidden`: whose open files cannot be seen.
+    """
+
+    by_name: dict[str, list[tuple[_Holder, str]]] = field(default_factory=dict)
+    hidden: list[_Holder] = field(default_factory=list)
+
+
 class Crowd:
     """Every process of the node that may hold a lock, read when first asked for."""
 
     def __init__(self, proc: ProcFs, boot: float) -> None:
         self._proc, self._boot = proc, boot
         self._holders: tuple[_Holder, ...] | None = None
+        self._inner: dict[int, list[_Holder]] | None = None
+        self._opened: _Opened | None = None
         self._blind: str | None = None
 
     @property
@@ -161,17 +174,42 @@ class Crowd:
             holder.started <= latest
             and found.user in holder.users
             and not (found.layered and self._is_elsewhere(holder.stat.pid, server.root.pid))
-            and self._is_holder(holder.stat.pid, found)
-            for holder in self._all()
+            for holder in self._claimants(found)
         )
 
-    def _is_holder(self, pid: int, found: Found) -> bool:
+    def _claimants(self, found: Found) -> Iterator[_Holder]:
+        """Who is named in the file; else who has a file of its name open, or does not let that be seen."""
         if found.pid is not None:
-            return self._proc.inner_pid(pid) == found.pid
-        try:
-            return any(name == found.name and self._may_be(pid, number, found) for number, name in self._open(pid))
-        except OSError:
-            return True
+            yield from self._by_inner_pid().get(found.pid, ())
+            return
+        if self._opened is None:
+            self._opened = self._look_at_files()
+        yield from self._opened.hidden
+        for holder, number in self._opened.by_name.get(found.name, ()):
+            if self._may_be(holder.stat.pid, number, found):
+                yield holder
+
+    def _by_inner_pid(self) -> Mapping[int, list[_Holder]]:
+        if self._inner is None:
+            self._inner = {}
+            for holder in self._all():
+                self._inner.setdefault(self._proc.inner_pid(holder.stat.pid), []).append(holder)
+        return self._inner
+
+    def _look_at_files(self) -> _Opened:
+        """Once for all locks of a server: a cache may hold hundreds of them, and a node thousands of processes."""
+        opened = _Opened()
+        for holder in self._all():
+            try:
+                for number, name in self._open(holder.stat.pid):
+                    opened.by_name.setdefault(name, []).append((holder, number))
+            except OSError:
+                opened.hidden.append(holder)
+        return opened
+
+    def look_again(self) -> None:
+        """What was seen of open files is too old for what is to be asked next."""
+        self._opened = None
 
     def _open(self, pid: int) -> Iterator[tuple[str, str]]:
         """Number and last part of the path of each open file.  OSError when the process does not let them be seen.
@@ -322,6 +360,7 @@ class Locks:
             return bool(answer["reason"] != "timeout")
         watched.problems = answer["problems"]
         found = [Found(**lock) for lock in answer["locks"]]
+        crowd.look_again()
         watched.told = self._told(found, server, watched, crowd, now.wall)
         return True
 
