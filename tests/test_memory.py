@@ -672,3 +672,12 @@ def test_a_timeline_that_cannot_be_read_is_begun_anew() -> None:
     assert run.first_report(1310.0).verdict.state == "working"
     assert memory.unusable == 1
     assert run.now.moves == {}
+
+
+def test_servers_that_come_and_go_under_ever_new_names_leave_nothing_behind() -> None:
+    memory, run = Memory(seal, "this boot"), Feed()
+
+    for number in range(1000):
+        memory.meet(run.timeline, run.episodes, [server(f"vllm-{number}"), server("stays")], float(number), 0.0)
+
+    assert sum(len(getattr(memory, each.name)) for each in fields(memory) if each.name.startswith("_")) < 10

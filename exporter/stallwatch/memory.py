@@ -167,7 +167,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
     WaitSample: {"at": LOOK, "main": PLAIN, "classes": PLAIN},
     Steps: {"last": CLOCK, "amount": PLAIN, "durations": PLAIN},
     Stats: {"at": LOOK, "usual_gap": PLAIN, "demand": PLAIN, "says_speed": PLAIN},
-    Timeouts: {"in_a_row": PLAIN, "since": CLOCK, "read_at": LOOK},
+    Timeouts: {"in_a_row": PLAIN, "since": CLOCK, "last": CLOCK, "read_at": LOOK},
     Episode: {
         "verdict": PLAIN,
         "since_timestamp": PLAIN,
@@ -496,11 +496,12 @@ class Memory:
         `at` is on our clock, `measured` the same moment without its pauses taken off.
         """
         names: list[RankName] = []
+        met, self._met = self._met, {}  # only of servers that are there: names may come and go without end
         for server in servers:
             if self._startups:
                 self._adopt_startups(server, episodes)
-            if self._met.get(server.name) != server.root:
-                self._met[server.name] = server.root
+            self._met[server.name] = server.root
+            if met.get(server.name) != server.root:
                 names += self._recall(timeline.of(server.name), episodes, server, at, measured)
         return tuple(names)
 
