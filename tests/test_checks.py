@@ -346,6 +346,19 @@ def test_of_a_plain_silence_no_check_speaks_but_the_last() -> None:
     assert [check.__name__ for check in CHECKS if check(STUCK, T, None) is not None] == ["still"]
 
 
+@pytest.mark.parametrize(("silence", "state"), [(120.0, "failed"), (60.0, "failed"), (59.0, "working")])
+def test_a_fatal_line_after_which_the_start_went_on_for_a_while_may_still_have_ended_it(
+    silence: float, state: str
+) -> None:
+    """The line stood 120 s ago; the last move was at it, or up to a window later."""
+    assert judged(replace(FATAL, fatal_age=120.0, progress_age=silence))[0] == state
+
+
+def test_a_fatal_line_after_which_the_start_went_on_for_a_window_was_none() -> None:
+    assert judged(replace(FATAL, fatal_age=161.0, progress_age=100.0))[0] == "quiet"
+    assert judged(replace(FATAL, fatal_age=9000.0, progress_age=100.0))[0] == "quiet"
+
+
 @pytest.mark.parametrize(("unserved", "state"), [(60.0, "failed"), (59.0, "working"), (None, "working")])
 def test_a_fatal_line_in_a_server_that_owes_work_and_stands_still_has_failed(
     unserved: float | None, state: str
@@ -658,7 +671,7 @@ def test_cards_at_rest_outweigh_a_polling_cpu_in_a_serving_stall() -> None:
     assert judged(replace(WEDGED, channels=spinning, cards_rest=True))[:2] == ("stalled", "no_tokens")
 
 
-@pytest.mark.parametrize("evidence", [WEDGED, replace(WEDGED, timeouts=4, timeouts_age=130.0)])
+@pytest.mark.parametrize("evidence", [WEDGED, replace(WEDGED, timeouts=4, timeouts_span=130.0)])
 def test_a_serving_stall_of_a_server_that_sleeps_is_frozen_or_traced_is_at_most_suspect(evidence: Evidence) -> None:
     assert judged(replace(evidence, paused=True))[:2] == ("suspect", "paused")
     assert judged(replace(evidence, frozen=True))[:2] == ("suspect", "frozen")
@@ -671,7 +684,7 @@ def test_a_server_in_sleep_mode_that_owes_nothing_is_idle() -> None:
 
 # --- serving: health -------------------------------------------------------------------------------------------
 
-SILENT = replace(READY, demand=1.0, timeouts=3, timeouts_age=120.0, tokens_age=120.0, channels=CPU_FLAT)
+SILENT = replace(READY, demand=1.0, timeouts=3, timeouts_span=120.0, tokens_age=120.0, channels=CPU_FLAT)
 
 
 def test_a_health_endpoint_that_does_not_answer_three_times_in_two_minutes_is_a_serving_stall() -> None:
@@ -683,8 +696,8 @@ def test_a_health_endpoint_that_does_not_answer_three_times_in_two_minutes_is_a_
 @pytest.mark.parametrize(
     ("twin", "state"),
     [
-        ({"timeouts": 2, "timeouts_age": 900.0}, "working"),
-        ({"timeouts": 9, "timeouts_age": 119.9}, "working"),
+        ({"timeouts": 2, "timeouts_span": 900.0}, "working"),
+        ({"timeouts": 9, "timeouts_span": 119.9}, "working"),
         ({"tokens_age": 119.9}, "working"),  # it serves, and has no time to answer
         ({"demand": 0.0}, "idle"),
         ({"ready": False, "progress_age": 5.0}, "working"),
@@ -698,7 +711,7 @@ def test_health_timeouts_need_three_in_two_minutes_and_a_server_at_rest(twin: di
 
 
 def test_a_health_endpoint_that_is_silent_is_told_before_the_tokens_that_do_not_come() -> None:
-    assert judged(replace(WEDGED, timeouts=3, timeouts_age=120.0))[1] == "health_timeout"
+    assert judged(replace(WEDGED, timeouts=3, timeouts_span=120.0))[1] == "health_timeout"
 
 
 # --- locks -----------------------------------------------------------------------------------------------------
@@ -707,7 +720,16 @@ def test_a_health_endpoint_that_is_silent_is_told_before_the_tokens_that_do_not_
 def test_a_lock_that_nobody_holds_is_a_stall_and_one_that_may_be_held_is_not() -> None:
     assert judged(replace(STUCK, stale_lock=True))[:2] == ("stalled", "stale_lock")
     assert judged(replace(STUCK, held_lock=True))[:2] == ("suspect", "lock_wait")
-    assert judged(replace(STUCK, held_lock=True, stale_lock=True))[:2] == ("stalled", "stale_lock")
+    assert judged(replace(STUCK, held_lock=True, stale_lock=True))[:2] == ("suspect", "lock_wait")
+
+
+@pytest.mark.parametrize(
+    ("most", "found"),
+    [({"nnodes": 2}, ("suspect", "waiting_remote")), ({"autotune_open": True}, ("suspect", "stale_lock"))],
+)
+def test_a_lock_that_nobody_holds_undoes_no_other_caution(most: dict[str, object], found: tuple[str, str]) -> None:
+    """It may be a leftover that nobody waits for."""
+    assert judged(replace(STUCK, stale_lock=True, **most))[:2] == found  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("lock", ["stale_lock", "held_lock"])

@@ -181,7 +181,7 @@ EVIDENCE_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "tokens_counted": st.booleans(),
     "paused": st.booleans(),
     "timeouts": st.integers(0, 5),
-    "timeouts_age": SECONDS,
+    "timeouts_span": SECONDS,
     "cards_rest": st.sampled_from((True, False, None)),
 }
 EVIDENCE = st.builds(Evidence, **EVIDENCE_FIELDS)

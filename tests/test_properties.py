@@ -443,7 +443,6 @@ NEEDED = {
     "rank_info": "the same",
     "server_requests_running": "nothing owed is innocent, but a wedged server does not tell what it owes either",
     "server_requests_waiting": "the same",
-    "server_lock_held": "a lock older than the server is stale, unless it is said to be held",
 }
 """Readings whose absence may make a page, and why; `gpu` stands for all that begins so."""
 

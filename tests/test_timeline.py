@@ -258,12 +258,24 @@ def test_front_ends_count_until_the_server_listens() -> None:
     assert listening.now.moves == {}
 
 
-def test_one_token_is_a_move() -> None:
+@pytest.mark.parametrize(("ready", "moves"), [(True, {"tokens": 30.0}), (False, {})])
+def test_one_token_is_a_move_of_a_server_that_is_ready(ready: bool, moves: dict[str, float]) -> None:
+    """Before that it is a request of the server's own."""
     feed = at_rest(Feed())
+    feed.now.was_ready = ready
     for t, value in ((10.0, 7), (20.0, 7), (30.0, 8)):
         feed.timeline.put([signals.GENERATED_TOKENS.read(value, "s")], t, 10.0)
 
-    assert feed.now.moves == {"tokens": 30.0}
+    assert feed.now.moves == moves
+
+
+def test_children_of_both_kinds_may_be_read_at_different_times() -> None:
+    feed = at_rest(Feed())
+    for number in range(12):
+        kind, t = ("compiler", "other")[number % 2], 10.0 + 2.5 * number
+        feed.timeline.put([signals.CHILD_CPU.read(t if kind == "compiler" else 3.0, "s", kind)], t, 5.0)
+
+    assert feed.now.moves["children"] == 35.0
 
 
 # --- the log -----------------------------------------------------------------------------------------------
@@ -399,7 +411,7 @@ def test_ranks_are_in_the_order_of_their_numbers() -> None:
     feed = at_rest(Feed(ranks=("TP10", "TP2", "engine", "7", "DP1-TP0")))
 
     assert feed.now.watched_names == ["7", "DP1-TP0", "TP2", "TP10", "engine"]
-    assert feed.now.rank_names == ["DP1-TP0", "TP2", "TP10"]
+    assert feed.now.rank_names == ["7", "DP1-TP0", "TP2", "TP10"]
 
 
 def test_stopped_lasts_while_every_look_says_so() -> None:
@@ -648,6 +660,7 @@ def test_a_stats_line_says_what_is_owed_and_only_a_speed_moves_tokens() -> None:
 @pytest.mark.parametrize("signal", ["generated", "prompt", "finished"])
 def test_each_of_the_three_counters_moves_tokens(signal: str) -> None:
     feed = at_rest(Feed())
+    feed.now.was_ready = True
     setattr(feed.serving, signal, 7.0)
     feed.look(20.0)
     assert feed.now.moves == {}

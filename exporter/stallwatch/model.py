@@ -6,6 +6,7 @@ is about), Result (one finished read), Verdict, Report.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -235,8 +236,12 @@ class Process:
 
 
 def is_rank_name(name: str) -> bool:
-    """`TP3`, `DP0-PP1-TP3`: parts of capitals and a number.  `main`, `engine1`, `frontend` are none."""
-    return name[:1].isupper() and name[-1:].isdigit()
+    """`TP3`, `DP0-PP1-TP3`, and whatever a recording calls its ranks.  `main`, `engine1`, `frontend` are none."""
+    return name not in _NO_RANKS and _ENGINE.fullmatch(name) is None
+
+
+_NO_RANKS = frozenset((*FRONTEND_NAMES, FRONTEND, ""))
+_ENGINE = re.compile(r"engine\d*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ class Replay:
         self._clock = Clock(header.interval_seconds)
         self._ticks = 0  # the next tick is after this many intervals
         self._last: float | None = None  # `t` of the last line with readings; before there is one, of the first line
+        self._looks: list[Look] = []  # of one moment, not taken yet
         self._waiting: list[Event] = []  # since that line: the next one tells whether they are in a gap
         self._changes: dict[str, list[Json]] = {}
         self._final: dict[str, Verdict] = {}
@@ -161,21 +162,33 @@ class Replay:
         return (told.recorded.thresholds if told else None) or _DEFAULTS
 
     def take(self, record: Line) -> None:
+        if isinstance(record, Look):
+            if self._looks and (self._looks[0].t, self._looks[0].interval) != (record.t, record.interval):
+                self._take_looks()
+            self._looks.append(record)
+            return
+        self._take_looks()
         if isinstance(record, Facts):
             self._learn(record.servers)
         elif isinstance(record, Event):
             self._begin(record.at)
             self._waiting.append(record)
-        elif isinstance(record, Look):
-            self._begin(record.t)
-            self._come_to(record.t)
-            self._look(record)
+
+    def _take_looks(self) -> None:
+        """Lines of one moment are one look, whatever stands on which of them."""
+        if not self._looks:
+            return
+        first, self._looks = replace(self._looks[0], readings=tuple(r for k in self._looks for r in k.readings)), []
+        self._begin(first.t)
+        self._come_to(first.t)
+        self._look(first)
 
     def finish(self) -> list[Json]:
         """Tick once more after the last line; what was found out, by server.
 
         Where no readings follow, the lines themselves say where a gap is.
         """
+        self._take_looks()
         for event in self._waiting:
             self._waiting = [event]
             self._come_to(event.at)
@@ -315,6 +328,8 @@ class Replay:
                 processes[told.name, route.process] = route, is_there or (before is not None and before[1])
             if route.share_of is not None:
                 shares.append((route, reading))
+            elif reading.signal.name == signals.LOG_BYTES.name:
+                readings.insert(0, reading)  # what was written is more than what went into the log
             elif not route.says_front:
                 readings.append(reading)
         for route, is_there in processes.values():

@@ -26,8 +26,9 @@ SLOW_STEP_SHARE = 3
 """A counter is slow when its median step takes longer than `stall_after` divided by this."""
 STRETCH_STEPS = 3
 LONGEST_STRETCH_SECONDS = 1800.0
-LONGEST_STRETCH = 7.5
-"""The longest stretch as a multiple of `stall_after`: 30 min of the default 4 min."""
+
+LONGEST_ROW_GAP_SECONDS = 300.0
+"""Time-outs further apart than this are in no row."""
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Steps:
         """What silence must exceed because of this counter; 0 when it is not slow."""
         if not self.durations or median(self.durations) <= stall_after / SLOW_STEP_SHARE:
             return 0.0
-        return min(STRETCH_STEPS * max(self.durations), LONGEST_STRETCH * stall_after, LONGEST_STRETCH_SECONDS)
+        return min(STRETCH_STEPS * max(self.durations), LONGEST_STRETCH_SECONDS)
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ class Timeouts:
 
     in_a_row: int = 0
     since: float | None = None
+    last: float | None = None
     read_at: float | None = None
 
     def put(self, number: float, at: float, longest_gap: float) -> None:
@@ -90,11 +92,19 @@ class Timeouts:
             self.clear()
         self.read_at = at
         if number > 0:
-            self.since = at if self.since is None else self.since
+            if self.last is not None and at - self.last > LONGEST_ROW_GAP_SECONDS:
+                self.clear()
+            self.since, self.last = at if self.since is None else self.since, at
             self.in_a_row += round(min(number, _MOST_IN_A_ROW))
 
     def clear(self) -> None:
-        self.in_a_row, self.since = 0, None
+        self.in_a_row, self.since, self.last = 0, None, None
+
+    def span(self, now: float) -> float:
+        """Seconds from the first to the last of a row that still goes on."""
+        if self.since is None or self.last is None or now - self.last > LONGEST_ROW_GAP_SECONDS:
+            return 0.0
+        return self.last - self.since
 
 
 @dataclass(slots=True)
@@ -154,6 +164,11 @@ class ServerTimeline:
         """Ranks and engines."""
         return sorted((labels[1] for labels in self.of(signals.RANK_ALIVE)), key=natural)
 
+    @property
+    def is_ready(self) -> bool:
+        """By its log, or as it was at the last tick."""
+        return self.was_ready or self.startup.ready_at is not None
+
     def is_alive(self, rank: str) -> bool | None:
         track = self.track(signals.RANK_ALIVE, self.name, rank)
         return None if track is None or track.value is None else track.value > 0
@@ -178,9 +193,13 @@ class ServerTimeline:
 
     def stretch(self, stall_after: float) -> float:
         """What silence must exceed in this phase because a counter in it takes long steps; see Steps."""
-        phase = self.startup.phase
-        slow = (s.stretch(stall_after) for (event, _), s in self.steps.items() if PHASE_OF_EVENT[event] == phase)
+        slow = (steps.stretch(stall_after) for (event, rank), steps in self.steps.items() if self._is_in(event, rank))
         return max(slow, default=0.0)
+
+    def _is_in(self, event: str, rank: str) -> bool:
+        """Whether the server, or the rank itself, is in the phase of this event: others may be ahead of it."""
+        own = self.startup.ranks.get(rank)
+        return PHASE_OF_EVENT[event] in (self.startup.phase, own.phase if own else "")
 
 
 _NO_TRACKS: Mapping[tuple[str, ...], Track] = {}

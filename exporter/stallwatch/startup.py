@@ -55,6 +55,12 @@ MOST_RANKS = 1024
 SHARED = "shared"
 """Field of a marker that only one rank of a server writes: a rank that did not write it is not behind."""
 
+SAME_TROUBLE_SECONDS = 60.0
+"""A fatal line later than this after another one is another trouble."""
+
+EVERY_RANK = ""
+"""Owner of what a line without a rank opens: it may speak of any."""
+
 LOADED = ("load_end", "post_load")
 """Markers that say that a rank's weights are read."""
 
@@ -172,15 +178,19 @@ class Startup:
             for state in self.ranks.values():
                 state.phase = "ready"
 
+    def _is_first_fatal(self, at: float) -> bool:
+        """Of a trouble: what follows within a minute, or after the shutdown line, is the same one."""
+        again = self.fatal_at is not None and at - self.fatal_at > SAME_TROUBLE_SECONDS and self.shutdown_at is None
+        return self.fatal_at is None or again
+
     def _note(self, event: str, rank: str | None, at: float) -> None:
-        owner = rank or FIRST_RANK
         if event == "ready" and self.ready_at is None:
             self.ready_at = at
-        elif event == "fatal" and self.fatal_at is None:
+        elif event == "fatal" and self._is_first_fatal(at):
             self.fatal_at, self.fatal_rank = at, rank
         elif event == "shutdown" and self.shutdown_at is None:
             self.shutdown_at = at
         elif event in ("autotune_begin", "autotune_progress"):
-            self.open_autotunes.add(owner)
+            self.open_autotunes.add(rank or EVERY_RANK)
         elif event in ("autotune_end", "compile_end"):
-            self.open_autotunes.discard(owner)
+            self.open_autotunes -= {rank, EVERY_RANK} if rank else set(self.open_autotunes)

@@ -81,6 +81,7 @@ class Batch:
     threads: dict[tuple[str, str], dict[str, float | None]] = field(default_factory=dict)
     main: dict[tuple[str, str], str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)  # servers whose demand was read
+    parents: set[str] = field(default_factory=set)  # servers the CPU of whose children was read
 
 
 class Timeline:
@@ -159,6 +160,9 @@ class Timeline:
                 known = _readable_counts(counts)
                 usual_main = None if known is None else batch.main.get((server, rank))
                 waits.put(known, usual_main, at, window, interval, look.measured)
+        for server in batch.parents:
+            if (timeline := self._servers.get(server)) is not None:
+                _note_children_cpu(timeline, look)
         for server in batch.asked:
             if (timeline := self._servers.get(server)) is not None:
                 timeline.note_demand(at)
@@ -187,6 +191,8 @@ class Timeline:
         track.put(value, reading.reason, look.at, look.interval, look.measured)
         if name in _DEMAND:
             batch.asked.add(labels[0])
+        elif name == signals.CHILD_CPU.name:
+            batch.parents.add(labels[0])
         if (note := _NOTES.get(name)) is not None:
             note(timeline, track, reading, before, look)
         if value is None:
@@ -225,6 +231,8 @@ class Timeline:
         if not track.gathers(value, at, floor.amount, window, floor.signal.name in _TWO_WAYS):
             return
         rank = labels[1] if len(labels) > 1 else None
+        if floor.channel == "tokens" and not timeline.is_ready:
+            return  # a warm-up request is no service
         if rank != FRONTEND or not self.is_listening(timeline):
             timeline.moved(floor.channel, at, rank)
 
@@ -263,7 +271,7 @@ class Timeline:
         phase = PHASE_OF_EVENT[event.event]
         key = (event.event, event.rank or FIRST_RANK)
         if key not in timeline.steps:
-            gone = [other for other in timeline.steps if PHASE_OF_EVENT[other[0]] != phase]
+            gone = [other for other in timeline.steps if other[1] == key[1] and PHASE_OF_EVENT[other[0]] != phase]
             for other in gone:
                 del timeline.steps[other]
             if len(timeline.steps) >= MOST_COUNTERS:
@@ -276,7 +284,7 @@ class Timeline:
         timeline.stats.put(event.fields, event.at)
         timeline.note_demand(event.at)
         speed = event.fields.get("generation_tokens_per_second")
-        if isinstance(speed, int | float) and speed > 0:
+        if isinstance(speed, int | float) and speed > 0 and timeline.is_ready:
             timeline.moved("tokens", event.at)
 
     def _novel(self, timeline: ServerTimeline, event: Event) -> None:
@@ -396,12 +404,10 @@ def _note_health(timeline: ServerTimeline, track: Track, reading: Reading, befor
         timeline.timeouts.clear()
 
 
-def _note_children_cpu(
-    timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look
-) -> None:
-    """CPU of the children of all kinds together, once every kind has been read."""
+def _note_children_cpu(timeline: ServerTimeline, look: Look) -> None:
+    """CPU of the children of all kinds together; each counts with what was last read of it."""
     kinds = timeline.of(signals.CHILD_CPU).values()
-    if any(kind.value is None or kind.read_at != look.at for kind in kinds):
+    if any(kind.value is None for kind in kinds):
         return
     total, sums = sum(kind.value or 0.0 for kind in kinds), timeline.children_cpu
     earlier, usual_gap = sums.known, sums.usual_gap
@@ -419,7 +425,6 @@ Note = Callable[[ServerTimeline, Track, Reading, float | None, Look], None]
 _NOTES: Mapping[str, Note] = {
     signals.CPU_SECONDS.name: _note_cpu,
     signals.CHILD_PROCESSES.name: _note_child_processes,
-    signals.CHILD_CPU.name: _note_children_cpu,
     signals.RANK_ALIVE.name: _note_death,
     signals.SERVER_ALIVE.name: _note_root,
     signals.LOG_BYTES.name: _note_log_bytes,

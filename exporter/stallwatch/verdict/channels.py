@@ -75,11 +75,11 @@ def _beside_storage(timeline: ServerTimeline, live: tuple[str, ...]) -> Iterator
 
 
 def _live_labels(timeline: ServerTimeline, now: float) -> tuple[str, ...]:
-    ranks = tuple(name for name in timeline.rank_names if timeline.is_alive(name))
+    ranks = tuple(name for name in timeline.rank_names if timeline.is_alive(name) is not False)
     if ranks:
         return ranks
-    fresh = {labels[1] for labels, track in timeline.of(signals.CPU_SECONDS).items() if track.is_fresh(now)}
-    return tuple(sorted(fresh))
+    known = {labels[1] for labels in timeline.of(signals.CPU_SECONDS)}
+    return tuple(sorted(name for name in known if timeline.is_alive(name) is not False))
 
 
 def _readability(tracks: Iterable[Track], now: float) -> str:

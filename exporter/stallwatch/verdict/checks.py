@@ -25,6 +25,9 @@ SCOPE_GRACE_SECONDS = 10.0
 KILL_BEFORE_SECONDS, KILL_AFTER_SECONDS = 30.0, 15.0
 """A kill by the kernel, seen so long before or after a death was seen, explains it: each is read by another source."""
 
+KILL_BEFORE_END_SECONDS = 10.0
+"""The same for a server that may have ended by itself: the kernel counts kills of the whole node."""
+
 TIMEOUTS_IN_A_ROW = 3
 
 
@@ -69,7 +72,8 @@ def ended_orderly(evidence: Evidence, thresholds: Thresholds, previous: Verdict 
 
 def out_of_memory(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """The kernel killed a process for memory at the time at which one of this server went."""
-    if not any(_was_killed(evidence, age) for age in _ends(evidence)):
+    done = evidence.role == "embedded" and _may_have_been_done(evidence)  # jobs come and go
+    if done or not any(_was_killed(evidence, age) for age in _ends(evidence)):
         return None
     return Finding("failed", "out_of_memory", first_dead(evidence))
 
@@ -78,7 +82,8 @@ def _was_killed(evidence: Evidence, death_age: float | None) -> bool:
     """Whether the kernel's last kill may have been this death."""
     if evidence.oom_age is None or death_age is None or evidence.ends_orderly:
         return False
-    return -KILL_AFTER_SECONDS <= evidence.oom_age - death_age <= KILL_BEFORE_SECONDS
+    before = KILL_BEFORE_END_SECONDS if _may_have_been_done(evidence) else KILL_BEFORE_SECONDS
+    return -KILL_AFTER_SECONDS <= evidence.oom_age - death_age <= before
 
 
 def _ends(evidence: Evidence) -> list[float]:
@@ -119,13 +124,19 @@ def fatal_log(evidence: Evidence, thresholds: Thresholds, previous: Verdict | No
     if evidence.fatal_age is None or (evidence.ends_orderly and not _fatal_before_shutdown(evidence)):
         return None
     confirmed = any(abs(age - evidence.fatal_age) <= ROOT_GRACE_SECONDS for age in _ends(evidence))
-    still_since = min(evidence.progress_age, evidence.fatal_age)
-    silent = still_since >= thresholds.window and _nothing_moves(evidence, thresholds.window)
-    # In a ready server that owes nothing, nothing moves anyway.
-    if confirmed or (silent and (not evidence.ready or (evidence.unserved_age or 0.0) >= thresholds.window)):
+    silent = _fell_silent(evidence, evidence.progress_age, thresholds.window)
+    if evidence.ready:  # in one that owes nothing, nothing moves anyway
+        silent = silent and _fell_silent(evidence, evidence.unserved_age or 0.0, thresholds.window)
+    if confirmed or (silent and _nothing_moves(evidence, thresholds.window)):
         rank = first_dead(evidence) if evidence.deaths else awaited_rank(evidence, thresholds.window)
         return Finding("failed", "fatal_log", rank)
     return None
+
+
+def _fell_silent(evidence: Evidence, silence: float, window: float) -> bool:
+    """Silent for a window after the fatal line, and since then: what went on for a window more was not killed by it."""
+    fatal = evidence.fatal_age or 0.0
+    return min(silence, fatal) >= window and fatal - silence <= window
 
 
 def _fatal_before_shutdown(evidence: Evidence) -> bool:
@@ -154,8 +165,8 @@ def exited(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None)
 
 def health_timeout(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """The health endpoint gave no answer several times in a row, and nothing is served either."""
-    lasts = evidence.timeouts >= TIMEOUTS_IN_A_ROW and evidence.timeouts_age >= thresholds.serve_stall_after
-    if not evidence.ready or evidence.demand == 0 or not lasts:
+    lasts = evidence.timeouts >= TIMEOUTS_IN_A_ROW and evidence.timeouts_span >= thresholds.serve_stall_after
+    if not evidence.ready or evidence.role == "embedded" or evidence.demand == 0 or not lasts:
         return None
     if evidence.tokens_age < thresholds.serve_stall_after:
         return None
@@ -282,13 +293,6 @@ def busy(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -
     return Finding("suspect", "busy_spin" if "cpu" in moving else "none", awaited_rank(evidence, thresholds.window))
 
 
-def stale_lock(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
-    """It waits for a lock that nobody can hold."""
-    if not evidence.stale_lock:
-        return None
-    return Finding("stalled", "stale_lock", awaited_rank(evidence, thresholds.window))
-
-
 def lock_wait(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """It waits for a lock that somebody may hold: at most suspect."""
     return Finding("suspect", "lock_wait", awaited_rank(evidence, thresholds.window)) if evidence.held_lock else None
@@ -333,7 +337,6 @@ CHECKS: tuple[Check, ...] = (
     cannot_tell,
     held_by_somebody,
     busy,
-    stale_lock,
     lock_wait,
     waiting_remote,
     open_autotune,
@@ -343,6 +346,8 @@ CHECKS: tuple[Check, ...] = (
 
 def _reason_of_silence(evidence: Evidence, thresholds: Thresholds, rank: str | None) -> str:
     """Why nothing moves, the surest explanation first; `none` when the threads cannot be read either."""
+    if evidence.stale_lock:
+        return "stale_lock"
     if any(_lasts(each.disk_age, thresholds.window) for each in evidence.ranks):
         return "blocked_io"
     if evidence.missing:

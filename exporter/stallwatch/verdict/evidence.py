@@ -78,7 +78,7 @@ class Evidence:
     tokens_counted: bool = False  # the server's own counters say so, not only its stats lines
     paused: bool = False  # sleep mode
     timeouts: int = 0  # of the health endpoint, in a row
-    timeouts_age: float = 0.0  # since the first of them
+    timeouts_span: float = 0.0  # from the first of them to the last
     cards_rest: bool | None = None  # its GPUs do no work; None: not known
 
     def moving(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
         tokens_counted=_all_fresh(timeline, now, *TOKENS),
         paused=_value(timeline, now, signals.SERVER_PAUSED) == 1,
         timeouts=timeouts.in_a_row,
-        timeouts_age=_age(now, timeouts.since) or 0.0,
+        timeouts_span=timeouts.span(now),
         cards_rest=timeline.cards.at_rest(timeline.name, now) if timeline.cards else None,
     )
 
@@ -218,6 +218,10 @@ def _is_ready(timeline: ServerTimeline, sight: Sight) -> bool:
 
 def _healthy(timeline: ServerTimeline, sight: Sight) -> bool:
     """A health 200 makes ready; the list of models does so only where no log can tell better."""
+    if timeline.server is not None and timeline.server.role == "embedded":
+        return False
+    if any(track.is_readable(sight.now) and track.value for track in timeline.of(signals.PORT_FOREIGN).values()):
+        return False  # somebody else may have answered
     for endpoint in ("health", "models"):
         track = timeline.track(signals.HEALTH_STATUS, timeline.name, endpoint)
         speaks = endpoint == "health" or sight.log != "readable"
@@ -283,7 +287,7 @@ def _missing(timeline: ServerTimeline) -> tuple[int, tuple[str, ...]]:
     Nothing is missed before the first rank came, nor while a process has not said yet which rank it is.
     """
     server, seen = timeline.server, timeline.rank_names
-    if server is None or server.role == "embedded" or not seen:
+    if server is None or server.role == "embedded" or not (seen or server.expected_ranks):
         return 0, ()
     if server.expected_ranks:
         came = frozenset(seen)
