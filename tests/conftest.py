@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ Golden = Callable[[str, str], None]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden; the diff is the review")
+
+
+@pytest.fixture(autouse=True)
+def levels_of_our_loggers() -> Iterator[None]:
+    """A command may make a logger quieter for the rest of its process; here that is the next test."""
+    ours = [logger for name, logger in logging.root.manager.loggerDict.items() if name.startswith("stallwatch")]
+    before = [(logger, logger.level) for logger in ours if isinstance(logger, logging.Logger)]
+    yield
+    for logger, level in before:
+        logger.setLevel(level)
 
 
 @pytest.fixture
