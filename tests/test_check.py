@@ -171,6 +171,22 @@ def test_a_document_with_damaged_parts_is_nobodys(serve: Serve, report: Report, 
     assert fetch(serve(200, json.dumps(found).encode())) is None
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("state", "confused"), ("state", ["stalled"]), ("reason", {}), ("since", "x"), ("server", 5)],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_document_with_values_that_we_do_not_know_is_nobodys(
+    serve: Serve, report: Report, key: str, value: object
+) -> None:
+    """Else `check` ends with a traceback, whose exit code means that a server is stalled."""
+    found = document(report)
+    found["servers"] *= 2
+    found["servers"][0] = {**found["servers"][0], key: value}
+
+    assert fetch(serve(200, json.dumps(found).encode())) is None
+
+
 def test_an_empty_report_of_a_serve_is_an_answer(serve: Serve) -> None:
     assert fetch(serve(200, b'{"schema": 1, "servers": []}')) == {"schema": 1, "servers": []}
 

@@ -317,6 +317,7 @@ def test_py_spy_without_the_right_tells_which_one(machine: Machine, scope: str |
         ("echo 'Process 10: python3 --api-key secret'", "this py-spy answers in another form"),
         ("echo '[{}]'", "this py-spy answers in another form"),
         ("echo 7", "this py-spy answers in another form"),
+        ('echo \'[{"frames":[],"os_thread_id":1e999}]\'', "this py-spy answers in another form"),
     ],
 )
 def test_py_spy_that_fails_is_told_in_one_line(machine: Machine, script: str, words: str) -> None:

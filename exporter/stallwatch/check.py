@@ -119,9 +119,21 @@ def _is_document(found: Any) -> bool:
     """Whether it is the document of a `serve` (docs/REFERENCE.md), and not of whatever else listens there."""
     if not isinstance(found, dict) or found.get("schema") != 1:
         return False
-    return _are(found.get("servers"), _SERVER_KEYS) and all(
-        _are(server["ranks"], _RANK_KEYS) and _are(server["channels"], _CHANNEL_KEYS) for server in found["servers"]
+    return (
+        _are(found.get("servers"), _SERVER_KEYS)
+        and all(_are(s["ranks"], _RANK_KEYS) and _are(s["channels"], _CHANNEL_KEYS) for s in found["servers"])
+        and _can_be_shown(found)
     )
+
+
+def _can_be_shown(found: dict[str, Any]) -> bool:
+    """Whether every value is of a kind, and every state a word, that we know: of another version it may not be."""
+    try:
+        text(found)
+        exit_code(found)
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError):
+        return False
+    return True
 
 
 def _are(found: Any, keys: frozenset[str]) -> bool:

@@ -332,7 +332,7 @@ def python_stacks(text: bytes, pid: int) -> tuple[Stack, ...]:
     """
     try:
         threads = [_thread(found) for found in json.loads(text)]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise UnreadableError("this py-spy answers in another form") from None
     return tuple(_together(sorted(threads, key=lambda each: each[0] != pid)))
 
