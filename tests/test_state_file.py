@@ -99,6 +99,15 @@ def test_servers_beyond_the_bound_are_left_out_the_least_urgent_first(
     assert [record.getMessage() for record in caplog.records] == ["state is cut"]
 
 
+def test_a_server_that_is_too_large_itself_takes_no_room_from_the_others(folder: StateFolder) -> None:
+    """One of some hundred ranks may be."""
+    small = [{"name": "b"}, {"name": "c"}]
+
+    folder.write({**DOCUMENT, "servers": [{"name": "a", "fill": "x" * LARGEST_BYTES}, *small]})
+
+    assert folder.read()["servers"] == small
+
+
 def test_a_write_that_fails_leaves_the_old_document(
     folder: StateFolder, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,14 +227,14 @@ def _no_number(name: str) -> Any:
 
 
 def _cut(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As many servers, in their order, as there is room for."""
+    """As many servers, in their order, as there is room for; one that is too large takes no room from the others."""
     left = LARGEST_BYTES - len(_text({**state, "servers": []})) - 256
     servers = list[Any]()
     for entry in state["servers"]:
-        left -= len(_text(entry)) + 1
-        if left < 0:
-            break
-        servers.append(entry)
+        size = len(_text(entry)) + 1
+        if size <= left:
+            left -= size
+            servers.append(entry)
     return {**state, "servers": servers}
 
 
