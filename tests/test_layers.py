@@ -43,12 +43,13 @@ ALLOWED: Mapping[str, str] = {
     "sources.http_probe": ". sources.connections",
     "sources.log_kind": "frameworks sources.log_lines",
     "sources.journal": "sources",
-    "sources.log_containers": "sources.procfs",
+    "sources.log_containers": "sources.log_mounts sources.procfs",
     "sources.log_decode": "",
     "sources.log_earlier": "",
     "sources.log_lines": "model startup frameworks config",
-    "sources.log_places": "model",
-    "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.procfs",
+    "sources.log_places": "model sources.log_guard",
+    "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.log_guard"
+    " sources.log_mounts sources.procfs",
     "sources.log_tail": "model",
     "sources.log_mounts": "",
     "sources.log_guard": "sources.log_mounts sources.log_tail",
@@ -62,8 +63,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.node": "model signals sources sources.locks sources.procfs",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
-    " sources.cgroup_state sources.discovery sources.log_streams sources.members sources.process_table sources.procfs"
-    " sources.readings sources.unit_state",
+    " sources.cgroup_state sources.discovery sources.log_guard sources.log_mounts sources.log_streams sources.members"
+    " sources.process_table sources.procfs sources.readings sources.unit_state",
     "sources.procfs": "model descriptors",
     "sources.readings": "model signals sources.log_streams sources.members",
     "sources.table": "sources sources.*",

@@ -14,7 +14,7 @@ from stallwatch.frameworks import load_frameworks
 from stallwatch.model import LogPlace, Observation, ProcessId, Reading, Scene, Server
 from stallwatch.sources import Host, Moment, log_guard
 from stallwatch.sources.log_guard import MOST_WAITING, GuardedTail, Guards
-from stallwatch.sources.log_mounts import LOOK_SECONDS, Mounts
+from stallwatch.sources.log_mounts import LOOK_SECONDS, FarFile, Mounts
 from stallwatch.sources.log_tail import LogTail
 from stallwatch.sources.logs import Logs
 
@@ -87,11 +87,66 @@ def test_where_a_far_mount_begins_nothing_more_is_touched(node: Node, monkeypatc
     assert node.mounts.far(f"{node.far}/a/b/x.log") == "0:41"
 
 
-@pytest.mark.parametrize(("mount", "key"), [(22, None), (31, "0:41"), (99, None)])
+@pytest.mark.parametrize(("mount", "key"), [(22, None), (31, "0:41"), (99, "mount 99")])
 def test_the_kernel_tells_the_mount_of_an_open_file(mount: int, key: str | None, node: Node) -> None:
     (node.proc / "7" / "fdinfo" / "1").write_text(f"pos:\t0\nflags:\t01\nmnt_id:\t{mount}\nino:\t7\n")
 
     assert node.mounts.far(f"{node.proc}/7/fd/1") == key
+
+
+@pytest.mark.parametrize(("inode", "shown"), [("ino:\t7\n", 7), ("", 0)])
+def test_what_the_kernel_tells_of_a_far_file_is_enough_to_know_it(inode: str, shown: int, node: Node) -> None:
+    """The inode is shown from Linux 5.14 on."""
+    (node.proc / "7" / "fdinfo" / "1").write_text(f"pos:\t0\nflags:\t01\nmnt_id:\t31\n{inode}")
+
+    assert node.mounts.far_file(7, 1) == FarFile("0:41", os.makedev(0, 41), shown)
+
+
+def test_a_mount_taken_out_of_the_table_is_far_and_a_table_that_is_not_told_is_not(node: Node) -> None:
+    """`umount -l`, as is done with mounts that died, leaves the open files where they are."""
+    (node.proc / "7" / "fdinfo" / "1").write_text("pos:\t0\nflags:\t01\nmnt_id:\t99\nino:\t7\n")
+
+    assert node.mounts.far_file(7, 1) == FarFile("mount 99", 0, 7)
+    (node.proc / "7" / "mountinfo").unlink()
+    assert Mounts(str(node.proc)).far_file(7, 1) is None
+
+
+def test_a_mount_that_came_since_the_last_look_is_not_one_taken_out(node: Node) -> None:
+    fdinfo = node.proc / "7" / "fdinfo" / "1"
+    fdinfo.write_text("mnt_id:\t22\n")
+    assert node.mounts.far_file(7, 1) is None
+
+    node.mount(TABLE + "98 22 254:9 / /new rw - ext4 /dev/vdc rw\n")
+    fdinfo.write_text("mnt_id:\t98\n")
+    assert node.mounts.far_file(7, 1) is None
+
+
+def test_a_file_opened_before_the_process_had_mounts_of_its_own_is_on_one_of_ours(node: Node) -> None:
+    (node.proc / "7" / "mountinfo").write_text("1 0 0:50 / / rw - overlay o rw\n")
+    for number, is_far in ((22, False), (31, True)):
+        (node.proc / "7" / "fdinfo" / "1").write_text(f"mnt_id:\t{number}\n")
+        assert (node.mounts.far_file(7, 1) is not None) == is_far
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key"),
+    [
+        ("{far}/*.log", "0:41"),
+        ("{far}", "0:41"),
+        ("{far}-?/x.log", "{far}-?/x.log"),  # a link may lead there
+        ("/*/*.log", "/*/*.log"),
+        ("{near}/*.log", None),
+        ("{near}", None),
+    ],
+)
+def test_a_pattern_is_far_where_a_part_of_it_may_lead(pattern: str, key: str | None, node: Node) -> None:
+    names = {"far": node.far, "near": node.near}
+    found = node.mounts.far_around(pattern.format(**names))
+
+    assert found == (key and key.format(**names))
+    node.mount("22 1 254:0 / / rw - ext4 /dev/vda rw\n")
+    node.mounts.refresh(LOOK_SECONDS)
+    assert node.mounts.far_around(pattern.format(**names)) is None
 
 
 def test_a_path_in_a_container_goes_by_its_own_mounts(node: Node) -> None:
@@ -184,7 +239,7 @@ def test_a_far_log_is_read_like_any_other(far: Far) -> None:
     far.parts.append(b"")
     list(map(len, [far.read()]))
 
-    assert far.tail.is_far
+    assert far.tail.far_mount == "0:41"
     assert (far.tail.rotations, far.tail.bytes_read, far.tail.offset, far.tail.reason) == (1, 17, 4, None)
     assert far.tail.identity == (far.path.stat().st_dev, far.path.stat().st_ino)
     assert far.tail.mark(4, lambda *parts: repr(parts)) == repr(("mark", b"new\n", b"new\n"))
@@ -195,7 +250,7 @@ def test_a_near_log_has_no_thread(node: Node, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(threading, "Thread", None)
     tail = Guards(node.mounts).tail(str(node.near / "x.log"), None)
 
-    assert (b"".join(tail.read(MUCH)), tail.is_far) == (b"first\n", False)
+    assert (b"".join(tail.read(MUCH)), tail.far_mount) == (b"first\n", None)
 
 
 def test_a_mount_that_stops_answering_is_late_after_the_deadline_and_loses_nothing(far: Far) -> None:
@@ -285,29 +340,38 @@ def test_a_dead_mount_stops_its_own_log_only_and_says_so(node: Node, monkeypatch
         return whole(tail, *how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(log_guard, "_read_all", blocked)
-    monkeypatch.setattr(log_guard, "TURN_SECONDS", 0.0)
     paths = {"far": node.far / "x.log", "near": node.near / "x.log"}
     for path in paths.values():
         path.write_text("x\n")
     places = tuple(LogPlace(name, str(path), owner=os.geteuid()) for name, path in paths.items())
     source = Logs(Host(Config(), load_frameworks(), proc=node.proc))
-    source._guards.turn = 0.0
+    source._guards._monotonic = lambda: now
+    answers.set()
+    now = 0.0
     server = Server("one", "sglang", "server", ProcessId(7, 100), 0.0, (), logs=places)
 
     def read(at: float) -> dict[str, float | str | None]:
+        nonlocal now
+        now = at
         seen: list[Observation] = list(source.read(Scene((server,)), Moment(at, at)))
         values = [one for one in seen if isinstance(one, Reading) and one.signal.name == "log_bytes_total"]
         return {one.labels[1]: one.reason if one.value is None else one.value for one in values}
 
-    assert read(1) == {"far": "timeout", "near": 2.0}
-    with paths["near"].open("a") as file:
-        file.write("y\n")
-    assert read(2) == {"far": "timeout", "near": 4.0}
+    source._guards.turn = 30.0
+    assert read(1) == {"far": 2.0, "near": 2.0}
+    for path in paths.values():
+        with path.open("a") as file:
+            file.write("y\n")
+    answers.clear()
+    source._guards.turn = 0.0
+    assert read(2) == {"far": 2.0, "near": 4.0}
+    assert read(2 + source._guards.deadline) == {"far": "timeout", "near": 4.0}
+    assert source.again_seconds is None
 
     answers.set()
     (log,) = (log for log in source._servers["one"].logs.values() if log.place.name == "far")
     assert isinstance(log.tail, GuardedTail)
     assert log.tail._job is not None
     assert log.tail._job.done.wait(30)
-    assert read(3) == {"far": 2.0, "near": 4.0}
+    assert read(9) == {"far": 4.0, "near": 4.0}
     source.close()

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from .log_mounts import FarError
 from .procfs import reason_of
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,14 @@ class Found:
 
 
 class ContainerLogs:
-    """Looks below one root.  What was found is kept while it is there."""
+    """Looks below one root.  What was found is kept while it is there.
 
-    def __init__(self, root: Path) -> None:
+    `far` tells the far mount that a path without links is under, if any: it is not touched, but FarError raised.
+    """
+
+    def __init__(self, root: Path, far: Callable[[str], str | None] = lambda path: None) -> None:
         self._root = str(root)
+        self._far = far
         self._found: dict[str, str] = {}  # container id -> path
         self._told: set[str] = set()
 
@@ -66,7 +71,7 @@ class ContainerLogs:
         """The log of a container.  `pod` is its pod's uid, `mountinfo` that of a process in it (asked if needed)."""
         if not _ID.fullmatch(container):
             return Found()
-        if (known := self._found.get(container)) and _is_file(known):
+        if (known := self._found.get(container)) and self._is_file(known):
             return Found(known, "")
         found = self._search(container, pod, mountinfo)
         if found.path:
@@ -77,6 +82,18 @@ class ContainerLogs:
             self._told.add(container)
             log.debug("container without a log file", extra={"driver": found.driver})
         return found
+
+    def unguarded(self, container: str) -> ContainerLogs:
+        """The same for one container, to be used in a thread: it goes to far mounts, too."""
+        other = ContainerLogs(Path(self._root))
+        other._found = {container: self._found[container]} if container in self._found else {}
+        other._told = self._told & {container}
+        return other
+
+    def learn(self, other: ContainerLogs) -> None:
+        """Keep what another has found."""
+        self._found |= other._found
+        self._told |= other._told
 
     def forget(self, containers: set[str]) -> None:
         """Keep what is known of these containers only."""
@@ -199,12 +216,12 @@ class ContainerLogs:
 
     def _file(self, path: str) -> Found:
         real = self._resolved(path)
-        return Found(real, "") if real is not None and _is_file(real) else Found()
+        return Found(real, "") if real is not None and self._is_file(real) else Found()
 
     def _document(self, path: str) -> dict[str, Any]:
         """A JSON document of the runtime; empty where there is none, or while it is written anew."""
         real = self._resolved(path)
-        if real is None or not _is_file(real):
+        if real is None or not self._is_file(real):
             return {}
         with open(real, "rb") as file:
             content = file.read(MOST_DOCUMENT_BYTES)
@@ -225,6 +242,7 @@ class ContainerLogs:
                 del done[-1:]
                 continue
             here = os.path.join(self._root, *done, part)
+            self._touch(here)
             try:
                 status = os.lstat(here)
                 if not stat.S_ISLNK(status.st_mode):
@@ -241,18 +259,22 @@ class ContainerLogs:
             left.extendleft(reversed(target.split("/")))
         return os.path.join(self._root, *done)
 
+    def _is_file(self, path: str) -> bool:
+        self._touch(path)
+        try:
+            return stat.S_ISREG(os.lstat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _touch(self, path: str) -> None:
+        if (mount := self._far(path)) is not None:
+            raise FarError(mount)
+
 
 _DRIVERS = frozenset(
     ("none", "local", "journald", "syslog", "gelf", "fluentd", "awslogs", "splunk", "etwlogs", "gcplogs", "logentries")
 )
 """Docker's drivers that write no file of text; a plug-in may have any name."""
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _of(document: object, key: str) -> object:

@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -85,7 +85,7 @@ def _age(name: str, other: str) -> tuple[int, str] | None:
     return (0, match["time"]) if match else None
 
 
-def read_earlier(file: Earlier) -> Iterator[bytes]:
+def read_earlier(file: Earlier) -> Generator[bytes]:
     """Its bytes, unpacked; as many as can be read."""
     try:
         descriptor = os.open(file.path, _FLAGS)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from .log_mounts import Mounts
 from .log_tail import LogTail
@@ -22,6 +22,8 @@ TURN_SECONDS = 0.25
 """How long a turn waits for a far log; what comes later is taken up at the next one."""
 FAR_BYTES = 8 << 20
 """Most bytes of a far log in one turn: they are all kept until they are taken."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -83,6 +85,22 @@ class Guards:
     def tail(self, path: str, owner: int | None) -> LogTail:
         return GuardedTail(self, path, owner)
 
+    def chunks(self, mount: str, source: Generator[bytes]) -> Iterator[bytes | None]:
+        """What `source` yields, got in the mount's thread; None while it does not come, to be asked again later."""
+        try:
+            while True:
+                while (job := self.start(mount, lambda: next(source, None))) is None:
+                    yield None
+                seconds = self.turn
+                while not job.done.wait(seconds):
+                    seconds = 0.0
+                    yield None
+                if job.result is None:
+                    return
+                yield job.result
+        finally:
+            self.afterwards(mount, source.close)
+
     def _run(self, mount: str, job: _Job) -> None:
         try:
             job.result = job.work()
@@ -102,6 +120,53 @@ class Guards:
             return None
 
 
+@dataclass(slots=True)
+class _Question:
+    """`answer` in a list: none yet, or the last one."""
+
+    mount: str = ""
+    job: _Job | None = None
+    answer: list[Any] = field(default_factory=list)
+
+
+class Questions:
+    """What is asked again and again of paths that may be far.
+
+    Near ones answer at once.  A far one answers in its mount's thread; until it does its last answer holds.
+    """
+
+    def __init__(self, guards: Guards) -> None:
+        self.guards = guards
+        self._asked: dict[str, _Question] = {}
+
+    def ask(self, name: str, mount: str | None, work: Callable[[], _T]) -> _T | None:
+        """The answer, or the one before; None while there never was one.  `work` must not fail, nor answer None."""
+        if mount is None:
+            self._asked.pop(name, None)
+            return work()
+        question, seconds = self._asked.setdefault(name, _Question()), 0.0
+        if question.job is None:
+            question.mount, question.job = mount, self.guards.start(mount, work)
+            seconds = self.guards.turn
+        if question.job is not None and question.job.done.wait(seconds):
+            if question.job.result is not None:
+                question.answer = [question.job.result]
+            question.job = None
+        return question.answer[0] if question.answer else None
+
+    def is_open(self, name: str) -> bool:
+        """Whether there is no answer, or the next one is overdue."""
+        question = self._asked.get(name)
+        if question is None:
+            return False
+        return not question.answer or (question.job is not None and self.guards.is_late(question.mount))
+
+    def forget(self, names: Collection[str]) -> None:
+        """Nobody will ask these again."""
+        for name in names:
+            self._asked.pop(name, None)
+
+
 class GuardedTail(LogTail):
     """Follows one path as LogTail does, and in a thread while it leads to a far mount.
 
@@ -117,8 +182,8 @@ class GuardedTail(LogTail):
         self._late = 0  # times it did not answer
 
     @property
-    def is_far(self) -> bool:
-        return self._far is not None
+    def far_mount(self) -> str | None:
+        return None if self._far is None else self._mount
 
     def read(self, most_bytes: int) -> Iterator[bytes]:
         mount = self._guards.mounts.far(self.path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _LOCAL_NAMES = (
@@ -23,16 +24,59 @@ MOST_LINKS = 40
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 _DESCRIPTOR = re.compile(r"(\d+)/fd/(\d+)")
 _ROOT = re.compile(r"(\d+)/root(/.*)")
+_MOUNT = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
+_INODE = re.compile(rb"^ino:\s*(\d+)", re.MULTILINE)
+_WILD = re.compile(r"[*?[]")
+
+
+class FarError(Exception):
+    """What was asked for lies on a far mount, and is to be asked for in its thread."""
+
+    def __init__(self, mount: str) -> None:
+        super().__init__(mount)
+        self.mount = mount
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of a table of mounts; `key` is the same for all mounts of one file system."""
+    """One line of a table of mounts; `key` (its device) is the same for all mounts of one file system."""
 
     number: int
     key: str
     point: str
     is_far: bool
+
+    @property
+    def device(self) -> int:
+        major, _, minor = self.key.partition(":")
+        return os.makedev(int(major), int(minor)) if major.isdigit() and minor.isdigit() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class FarFile:
+    """An open file on a far mount: the mount's key, its device and the file's inode; 0 where they are not told."""
+
+    mount: str
+    device: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The mounts of one mount namespace; of several at one point the last is on top."""
+
+    by_number: Mapping[int, Mount]
+    points: Mapping[str, Mount]
+    has_far: bool
+
+    @classmethod
+    def of(cls, lines: list[bytes]) -> _Table:
+        mounts = [mount for line in lines if (mount := _mount(line)) is not None]
+        far = any(mount.is_far for mount in mounts)
+        return cls({mount.number: mount for mount in mounts}, {mount.point: mount for mount in mounts}, far)
+
+
+_NO_TABLE = _Table({}, {}, False)
 
 
 @dataclass(slots=True)
@@ -40,37 +84,96 @@ class Mounts:
     """The mounts as we see them, and those of other processes where a path leads through /proc."""
 
     proc: str = "/proc"
-    _own: tuple[Mount, ...] = ()
+    _own: _Table = _NO_TABLE
     _looked_at: float = float("-inf")
     _by_descriptor: dict[str, str | None] = field(default_factory=dict)
+    _tables: dict[str, _Table] = field(default_factory=dict)  # by namespace
+    _reread: set[str] = field(default_factory=set)  # namespaces whose table was read twice
 
     def refresh(self, at: float) -> None:
         """Look at the table again, not at every turn: on some nodes it is long.  `at` in monotonic seconds."""
         if at - self._looked_at >= LOOK_SECONDS:
-            self._looked_at, self._own, self._by_descriptor = at, self._table("self"), {}
+            self._looked_at, self._by_descriptor, self._tables = at, {}, {}
+            self._reread.clear()
+            self._own = self._table("self")
 
     def far(self, path: str) -> str | None:
         """The key of the far mount that a path leads to; None when it is local."""
         inside = path.removeprefix(self.proc + "/") if path.startswith(self.proc + "/") else ""
         if match := _DESCRIPTOR.fullmatch(inside):
             if path not in self._by_descriptor:
-                self._by_descriptor[path] = self._of_descriptor(match[1], match[2])
+                file = self.far_file(int(match[1]), int(match[2]))
+                self._by_descriptor[path] = None if file is None else file.mount
             return self._by_descriptor[path]
         if match := _ROOT.fullmatch(inside):
             return _far(self._table(match[1]), f"{self.proc}/{match[1]}/root", match[2])
         return _far(self._own, "", path)
 
-    def _of_descriptor(self, pid: str, descriptor: str) -> str | None:
-        """The kernel names the mount of an open file beside the file."""
-        number = re.search(rb"^mnt_id:\s*(\d+)", _content(f"{self.proc}/{pid}/fdinfo/{descriptor}"), re.M)
+    def under(self, path: str) -> str | None:
+        """As `far`, for a path without links, of whose parents none is far."""
+        mount = _mount_of(self._own.points, path) if self._own.has_far else None
+        return mount.key if mount is not None and mount.is_far else None
+
+    def far_around(self, path: str) -> str | None:
+        """As `far`, for looking at what a pattern finds, or what is in a folder, but for the mounts right in it.
+
+        Behind a wildcard that stands for a folder a link may lead anywhere: such a pattern has a key of its own.
+        """
+        if not self._own.has_far:
+            return None
+        parts = path.split("/")
+        wild = next((number for number, part in enumerate(parts) if _WILD.search(part)), len(parts))
+        fixed = "/".join(parts[:wild]) or "/"
+        if (key := self.far(fixed)) is not None:
+            return key
+        return path if wild < len(parts) - 1 else None
+
+    def far_inside(self, folder: str) -> dict[str, str]:
+        """name -> key of the far mounts right in a near folder: a single file may be one."""
+        if not self._own.has_far:
+            return {}
+        mounts = [(os.path.split(mount.point), mount) for mount in self._own.points.values() if mount.is_far]
+        real = os.path.realpath(folder) if mounts else ""
+        return {name: mount.key for (parent, name), mount in mounts if parent == real}
+
+    def far_file(self, pid: int, descriptor: int) -> FarFile | None:
+        """An open file that is far; None for a near one.
+
+        The kernel names the mount beside the file, and from Linux 5.14 on the inode.  A mount that is in no table
+        was taken out of it while the file was open, as is done with those that died: nothing is known of it.
+        """
+        content = _content(f"{self.proc}/{pid}/fdinfo/{descriptor}")
+        number, inode = _MOUNT.search(content), _INODE.search(content)
         if number is None:
             return None
-        mounts = (mount for mount in self._table(pid) if mount.number == int(number[1]))
-        return next((mount.key for mount in mounts if mount.is_far), None)
+        mount = self._numbered(str(pid), int(number[1]))
+        if mount is None:
+            is_known = bool(self._table(str(pid)).by_number)
+            key, device = (f"mount {int(number[1])}", 0) if is_known else ("", 0)
+        else:
+            key, device = (mount.key, mount.device) if mount.is_far else ("", 0)
+        return FarFile(key, device, int(inode[1]) if inode else 0) if key else None
 
-    def _table(self, pid: str) -> tuple[Mount, ...]:
-        lines = _content(f"{self.proc}/{pid}/mountinfo").splitlines()
-        return tuple(mount for line in lines if (mount := _mount(line)) is not None)
+    def _numbered(self, pid: str, number: int) -> Mount | None:
+        """A mount as the process sees it, or as we do: a file may have been opened before it had its own mounts."""
+        found = self._table(pid).by_number.get(number) or self._own.by_number.get(number)
+        if found is None and (namespace := self._namespace(pid)) not in self._reread:  # made since the last look
+            self._reread.add(namespace)
+            self._tables.pop(namespace, None)
+            found = self._table(pid).by_number.get(number)
+        return found
+
+    def _table(self, pid: str) -> _Table:
+        namespace = self._namespace(pid)
+        if namespace not in self._tables:
+            self._tables[namespace] = _Table.of(_content(f"{self.proc}/{pid}/mountinfo").splitlines())
+        return self._tables[namespace]
+
+    def _namespace(self, pid: str) -> str:
+        try:
+            return os.readlink(f"{self.proc}/{pid}/ns/mnt")
+        except OSError:
+            return pid
 
 
 def _content(path: str) -> bytes:
@@ -91,11 +194,11 @@ def _mount(line: bytes) -> Mount | None:
     return Mount(int(words[0]), words[2].decode("ascii", "replace"), point, kind not in LOCAL)
 
 
-def _far(mounts: tuple[Mount, ...], root: str, path: str) -> str | None:
+def _far(table: _Table, root: str, path: str) -> str | None:
     """Go along a path, over links, until it is beneath a far mount or at its end."""
-    if not any(mount.is_far for mount in mounts):
+    if not table.has_far:
         return None
-    points = {mount.point: mount for mount in mounts}  # of several at one point the last is on top
+    points = table.points
     at, todo, links = "", path.split("/")[::-1], 0
     under = points.get("/")
     while todo:
@@ -120,7 +223,7 @@ def _far(mounts: tuple[Mount, ...], root: str, path: str) -> str | None:
     return under.key if under is not None and under.is_far else None
 
 
-def _mount_of(points: dict[str, Mount], path: str) -> Mount | None:
+def _mount_of(points: Mapping[str, Mount], path: str) -> Mount | None:
     while path and path not in points:
         path = path.rpartition("/")[0]
     return points.get(path or "/")

@@ -3,6 +3,7 @@
 A folder stands for every file in it, the newest first.  Both are looked at again every few seconds.  A file keeps
 its name (the `log` label) while it is there; one that is gone stays for a last look, so that its last lines are
 read.  A file that was renamed to another name the pattern finds is still the same log, not a new one.
+What may lie on a mount that does not answer is looked at in its thread: until it answers, all is as it was.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
 from itertools import islice
 
 from ..model import LogPlace
+from .log_guard import Questions
 
 LOOK_SECONDS = 3.0
 GONE_LOOKS = 2
@@ -25,6 +29,9 @@ PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 """Ends of names of files that are no text any more."""
 
 Identity = tuple[int, int]
+
+_KIND, _LIST = "kind ", "list "
+"""What is asked: whether a path is a folder, and what a pattern finds."""
 
 
 @dataclass(slots=True)
@@ -40,8 +47,11 @@ class _File:
 class LogPlaces:
     """The files of one server.  `given_up`: names of the files that the last call gave up."""
 
-    def __init__(self, most_files: int) -> None:
+    def __init__(self, most_files: int, questions: Questions) -> None:
         self._most = most_files
+        self._questions = questions
+        self._far: dict[str, str | None] = {}  # path or pattern -> mount, as of the last look
+        self._kind: dict[str, bool | None] = {}  # far path -> whether it is a folder; None = not known yet
         self._files: dict[str, _File] = {}  # by path
         self._known: set[Identity] = set()
         self._covered: set[str] = set()  # patterns that found files of other places
@@ -52,24 +62,49 @@ class LogPlaces:
     def files(self, places: Sequence[LogPlace], at: float) -> tuple[LogPlace, ...]:
         """The places, each pattern replaced by the files it finds; by `vanished` while it finds none.
 
+        By `timeout` while it is not known what it finds, or whether it is a folder.
         One file more than allowed is told of, so that the excess shows.  `at` in monotonic seconds.
         """
-        patterns = tuple(place for place in places if _is_pattern(place))
+        is_due = at - self._looked_at >= LOOK_SECONDS
+        if is_due:
+            self._looked_at, self._far = at, {}
+        patterns = tuple(place for place in places if self._is_pattern(place, is_due))
         self.given_up = ()
-        if patterns != self._patterns or (patterns and at - self._looked_at >= LOOK_SECONDS):
+        if patterns != self._patterns or (patterns and is_due):
             self._patterns, self._looked_at = patterns, at
             self._look([place for place in places if place not in patterns])
         return tuple(file for place in places for file in self._of(place))
 
     def _of(self, place: LogPlace) -> Iterator[LogPlace]:
         if place not in self._patterns:
-            yield place
+            yield replace(place, reason="timeout") if self._kind.get(place.path, False) is None else place
             return
         found = [(path, file.name) for path, file in self._files.items() if file.pattern == place.path]
         for path, name in found:
             yield replace(place, name=name, path=path)
         if not found and place.path not in self._covered:
-            yield replace(place, reason="vanished")
+            is_known = self._far_of(place.path) is None or not self._questions.is_open(_LIST + place.path)
+            yield replace(place, reason="vanished" if is_known else "timeout")
+
+    def _far_of(self, path: str) -> str | None:
+        if path not in self._far:
+            self._far[path] = self._questions.guards.mounts.far_around(path)
+        return self._far[path]
+
+    def _is_pattern(self, place: LogPlace, is_due: bool) -> bool:
+        """Streams of processes are known by device and inode; only a path that a person wrote can be a pattern."""
+        path = place.path
+        if place.reason or place.inode or place.owner is None:
+            return False
+        if _is_wild(path):
+            return True
+        mount = self._far_of(path)
+        if mount is None:
+            self._kind.pop(path, None)
+            return _is_folder(path)
+        if is_due or self._kind.get(path) is None:
+            self._kind[path] = self._questions.ask(_KIND + path, mount, lambda: _is_folder(path))
+        return bool(self._kind[path])
 
     def _look(self, others: Sequence[LogPlace]) -> None:
         listed = self._listed({place.path for place in others})
@@ -93,12 +128,26 @@ class LogPlaces:
         listed: dict[str, tuple[Identity, str]] = {}
         self._covered = set()
         for pattern in self._patterns:
-            for path, identity in _found(pattern.path):
+            for path, identity in self._found_by(pattern.path):
                 if path in others or path in listed:
                     self._covered.add(pattern.path)
                 else:
                     listed[path] = identity, pattern.path
         return listed
+
+    def _found_by(self, pattern: str) -> Sequence[tuple[str, Identity]]:
+        mount, ask = self._far_of(pattern), self._questions.ask
+        if mount is not None:
+            return ask(_LIST + pattern, mount, lambda: tuple(_found(pattern))) or ()
+        is_folder = _is_folder(pattern)
+        folder, wanted = (pattern, "*") if is_folder else os.path.split(pattern)
+        inside = self._questions.guards.mounts.far_inside(folder)
+        found = list(_found(pattern, inside))
+        for name, far in inside.items():
+            if fnmatchcase(name, wanted):
+                path = os.path.join(folder, name)
+                found += ask(_LIST + path, far, partial(_file_at, path)) or ()
+        return found
 
     def _give_up(self) -> None:
         patterns = {pattern.path for pattern in self._patterns}
@@ -106,11 +155,8 @@ class LogPlaces:
         self.given_up = tuple(self._files.pop(path).name for path in over)
 
 
-def _is_pattern(place: LogPlace) -> bool:
-    """Streams of processes are known by device and inode; only a path that a person wrote can be a pattern."""
-    if place.reason or place.inode or place.owner is None:
-        return False
-    return any(sign in place.path for sign in "*?[") or _is_folder(place.path)
+def _is_wild(path: str) -> bool:
+    return any(sign in path for sign in "*?[")
 
 
 def _is_folder(path: str) -> bool:
@@ -118,19 +164,27 @@ def _is_folder(path: str) -> bool:
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
-def _found(path: str) -> Iterator[tuple[str, Identity]]:
-    """Regular files that a pattern finds, by name; of a folder the newest first."""
+def _found(path: str, without: Collection[str] = ()) -> Iterator[tuple[str, Identity]]:
+    """Regular files that a pattern finds, by name; of a folder the newest first.  `without` those of some names."""
     is_folder = _is_folder(path)
     names = glob.iglob(os.path.join(glob.escape(path), "*") if is_folder else path)
     files = [
         (name, status)
         for name in sorted(islice(names, MOST_NAMES))
-        if not name.endswith(PACKED) and (status := _status(name)) is not None and stat.S_ISREG(status.st_mode)
+        if os.path.basename(name) not in without
+        and not name.endswith(PACKED)
+        and (status := _status(name)) is not None
+        and stat.S_ISREG(status.st_mode)
     ]
     if is_folder:
         files.sort(key=lambda file: file[1].st_mtime, reverse=True)
     for name, status in files:
         yield name, (status.st_dev, status.st_ino)
+
+
+def _file_at(path: str) -> tuple[tuple[str, Identity], ...]:
+    status = _status(path)
+    return ((path, (status.st_dev, status.st_ino)),) if status is not None and stat.S_ISREG(status.st_mode) else ()
 
 
 def _status(path: str) -> os.stat_result | None:

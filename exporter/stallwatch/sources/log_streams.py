@@ -1,7 +1,7 @@
 """Where stdout and stderr of a process go: a file, a container runtime's log behind a pipe, the journal, or nowhere.
 
 Only a regular file is ever opened.  A pipe is not: that would take its data away from whoever reads it; nor is a
-FIFO, a terminal or a device.
+FIFO, a terminal or a device.  Nothing on a far mount is touched here, but in its thread: it may never answer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from ..model import LogPlace
 from .cgroups import Placement
 from .journal import find_program, journal_behind, place_of
 from .log_containers import ContainerLogs
+from .log_guard import Questions
+from .log_mounts import FarError, FarFile
 from .procfs import ProcFs, reason_of
 
 NO_LOG = "absent"
@@ -42,12 +45,20 @@ class StreamPlaces:
 
     proc: ProcFs
     containers: ContainerLogs
+    far: Questions
     has_journal: Callable[[], bool] = field(default=lambda: bool(find_program()))
     journal_behind: Callable[[int], str | None] = journal_behind
+    _asked: set[str] = field(default_factory=set)  # of far mounts; each ends with the container's id
 
     @classmethod
-    def of(cls, proc: ProcFs, root: Path) -> StreamPlaces:
-        return cls(proc, ContainerLogs(root))
+    def of(cls, proc: ProcFs, root: Path, far: Questions) -> StreamPlaces:
+        return cls(proc, ContainerLogs(root, far.guards.mounts.under), far)
+
+    def forget(self, containers: set[str]) -> None:
+        """Keep what is known of these containers only."""
+        self.containers.forget(containers)
+        self.far.forget([name for name in self._asked if name.rpartition(" ")[2] not in containers])
+        self._asked = {name for name in self._asked if name.rpartition(" ")[2] in containers}
 
     def place(self, whose: Whose, fd: int, stream: str) -> LogPlace:
         """Where stream `fd` of a process goes; `absent` where it leaves no log."""
@@ -55,15 +66,29 @@ class StreamPlaces:
         try:
             target = os.readlink(path)
             anonymous = _ANONYMOUS.fullmatch(target)
-            status = None if anonymous else os.stat(path)
+            file = None if anonymous else self.far.guards.mounts.far_file(whose.pid, fd)
+            status = os.stat(path) if anonymous is None and file is None else None
         except OSError as error:
             return self._unseen(whose, stream, reason_of(error))
         if anonymous is not None:
             return self._behind(whose, stream, anonymous["kind"], int(anonymous["inode"]))
+        if file is not None:
+            return self._far_place(whose.pid, fd, target, file)
         if status is None or not stat.S_ISREG(status.st_mode):
             return LogPlace(stream, reason=NO_LOG)
-        name = os.path.basename(target.removesuffix(" (deleted)")) or stream
-        return LogPlace(name, path, None, status.st_dev, status.st_ino)
+        return LogPlace(_name(target) or stream, path, None, status.st_dev, status.st_ino)
+
+    def _far_place(self, pid: int, fd: int, target: str, file: FarFile) -> LogPlace:
+        """Whether it is a regular file is left to who reads it.
+
+        Without its inode it is known by its path alone: one that leads where an earlier stream does is that one.
+        """
+        path = self.proc.path(pid, "fd", str(fd))
+        if fd > 1 and not file.inode:
+            first = self.proc.path(pid, "fd", "1")
+            with suppress(OSError):
+                path = first if os.readlink(first) == target else path
+        return LogPlace(_name(target), path, None, file.device, file.inode)
 
     def _unseen(self, whose: Whose, stream: str, reason: str) -> LogPlace:
         """Without the right to see the descriptor, the control group still tells the container."""
@@ -84,11 +109,25 @@ class StreamPlaces:
         return LogPlace(stream, reason=NO_LOG)
 
     def _container(self, whose: Whose, stream: str) -> LogPlace:
+        """The file of a container's runtime, looked for in a thread where the search leads to a far mount."""
+        container = whose.placement.container_id
+        try:
+            return self._runtimes(self.containers, whose, stream)
+        except FarError as far:
+            name, other = f"{stream} of {whose.pid} in {container}", self.containers.unguarded(container)
+            self._asked.add(name)
+            answer = self.far.ask(name, far.mount, lambda: (self._runtimes(other, whose, stream), other))
+        if answer is None:
+            return LogPlace(stream, reason="timeout")
+        self.containers.learn(answer[1])
+        return answer[0]
+
+    def _runtimes(self, containers: ContainerLogs, whose: Whose, stream: str) -> LogPlace:
         """The runtime's file.  One that nothing was written to since the server began is not where it writes:
         what is run in a container later (`exec`) writes to whoever ran it.
         """
         placement = whose.placement
-        found = self.containers.find(placement.container_id, placement.pod_uid, lambda: self._mountinfo(whose.pid))
+        found = containers.find(placement.container_id, placement.pod_uid, lambda: self._mountinfo(whose.pid))
         if not found.path:
             return LogPlace(stream, reason=found.reason)
         try:
@@ -105,6 +144,10 @@ class StreamPlaces:
                 return file.read(_MOUNTINFO_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""
+
+
+def _name(target: str) -> str:
+    return os.path.basename(target.removesuffix(" (deleted)"))
 
 
 def _unless_gone(error: OSError) -> str | None:

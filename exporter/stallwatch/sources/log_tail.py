@@ -111,9 +111,9 @@ class LogTail:
     _before: _Open | None = field(default=None, repr=False)  # closed; what is opened next may go on where it ended
 
     @property
-    def is_far(self) -> bool:
-        """Whether the log is read in a thread of its own."""
-        return False
+    def far_mount(self) -> str | None:
+        """The mount in whose thread the log is read; None when it is read at once."""
+        return None
 
     @property
     def identity(self) -> Identity | None:

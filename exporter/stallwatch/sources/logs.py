@@ -32,7 +32,7 @@ from .journal import PLACE as JOURNAL
 from .journal import JournalTail
 from .log_decode import Part, StreamUnwrapper
 from .log_earlier import CHUNK_BYTES, Earlier, earlier_files, is_runtimes, read_earlier
-from .log_guard import Guards
+from .log_guard import Guards, Questions
 from .log_lines import Batch, Hit, LogScanner, seconds_between
 from .log_mounts import Mounts
 from .log_places import LogPlaces
@@ -130,7 +130,9 @@ class _Log:
         self.earlier: list[Earlier] | None = None  # files of before that are still to be read; None = not looked for
         self._make_scanner, self._name_of = make_scanner, name_of
         self._unwrapper = StreamUnwrapper()
-        self._past: Iterator[list[_Heard]] | None = None
+        self._past: Iterator[list[_Heard] | None] | None = None
+        self.chunks_of: Callable[[Earlier], Iterator[bytes | None]] = read_earlier  # None = not there yet
+        self._is_waiting = False
         self._truncations = 0
         self._caught_up = False
         self._pending: list[_Heard] = []
@@ -149,6 +151,8 @@ class _Log:
 
     @property
     def is_behind(self) -> bool:
+        if self._is_waiting or self.tail.reason is not None:
+            return False  # coming sooner would not help
         return bool(self.tail.backlog or self.earlier or self._past)
 
     @property
@@ -179,8 +183,11 @@ class _Log:
         """Files of before, each in its turn; returns how many bytes may still be read."""
         while self.earlier and most_bytes > 0:
             file = self.earlier[0]
-            self._past = self._past or self._chunks_of(file)
+            self._past = self._past or self._heard_of(file)
             for heard in self._past:
+                self._is_waiting = heard is None
+                if heard is None:
+                    return 0
                 yield from heard
                 most_bytes -= CHUNK_BYTES
                 if most_bytes <= 0:
@@ -189,9 +196,12 @@ class _Log:
             del self.earlier[0]
         return most_bytes
 
-    def _chunks_of(self, file: Earlier) -> Iterator[list[_Heard]]:
+    def _heard_of(self, file: Earlier) -> Iterator[list[_Heard] | None]:
         left = file.told
-        for chunk in read_earlier(file):
+        for chunk in self.chunks_of(file):
+            if chunk is None:
+                yield None
+                continue
             if old := chunk[: max(0, left)]:
                 yield list(map(_names_only, self._feed(old)))
             if new := chunk[len(old) :]:
@@ -364,6 +374,7 @@ class Logs:
         self._proc = os.path.join(str(host.proc), "")
         self._root = str(host.root)
         self._guards = Guards(Mounts(str(host.proc)), host.read_deadline_seconds)
+        self._far = Questions(self._guards)
         self._now = Moment(0.0, 0.0)
         self.wake: Callable[[], None] | None = None
         self.again_seconds: float | None = None
@@ -401,7 +412,7 @@ class Logs:
     # --- one server --------------------------------------------------------------------------------------
 
     def _read_server(self, server: Server, ready: bool, now: Moment) -> Iterator[Observation]:
-        logs = self._servers.setdefault(server.name, _ServerLogs(server.root, LogPlaces(self._limits.logs)))
+        logs = self._servers.setdefault(server.name, _ServerLogs(server.root, LogPlaces(self._limits.logs, self._far)))
         logs.absent_turns = 0
         yield from self._arrange(logs, server, now.monotonic)
         for log in logs.logs.values():
@@ -534,7 +545,7 @@ class Logs:
 
     def _look_back(self, log: _Log, server: Server) -> None:
         """Once the log of a container is open: what of this start was moved aside before we came."""
-        if not is_runtimes(log.place.path):
+        if not isinstance(log.tail, LogTail) or not is_runtimes(log.place.path):
             log.earlier = []
             return
         if log.tail.identity is None:
@@ -542,7 +553,13 @@ class Logs:
                 pass
         if (file := log.tail.identity) is None:
             return
-        log.earlier = earlier_files(log.place.path, server.started_at, file)
+        path, mount, asked = log.place.path, log.tail.far_mount, f"earlier {server.name} {log.place.path}"
+        log.earlier = self._far.ask(asked, mount, lambda: earlier_files(path, server.started_at, file))
+        if log.earlier is None:
+            return
+        if mount is not None:
+            self._far.forget([asked])
+            log.chunks_of = lambda earlier: self._guards.chunks(mount, read_earlier(earlier))
         is_told = bool(log.told)
         for earlier in reversed(log.earlier):
             before = self.told_before(server, log.place.name, earlier.identity)
@@ -575,7 +592,7 @@ class Logs:
         behind = any(log.is_behind for log in followed)
         self.again_seconds = CATCH_UP_SECONDS if behind else None
         if self.wake is not None:
-            near = [log.place.path for log in followed if isinstance(log.tail, LogTail) and not log.tail.is_far]
+            near = [log.place.path for log in followed if isinstance(log.tail, LogTail) and log.tail.far_mount is None]
             paths = [path for path in near if not path.startswith(self._proc)]
             self._watch.watch({os.path.dirname(path) for path in paths})
 

@@ -23,6 +23,8 @@ from .blocking_reads import BlockingReads, CommandLine, CommandLines
 from .cgroup_state import CgroupFiles, Surroundings
 from .cgroups import Cgroup, Placement, parse_cgroup
 from .discovery import COMPILERS, Command, Facts, matched_part, understand
+from .log_guard import Guards, Questions
+from .log_mounts import Mounts
 from .log_streams import StreamPlaces
 from .members import LONE_RANK, SECOND_LOOK_SECONDS, Member, Tracked
 from .process_table import Known, ProcessTable
@@ -109,7 +111,9 @@ class Processes:
         self._reads = reads or BlockingReads(host.proc, host.read_deadline_seconds)
         self._table = ProcessTable(self._proc, self._reads.command_line, self._understand)
         self._groups = CgroupFiles(host.root)
-        self._streams = StreamPlaces.of(self._proc, host.root)
+        self._far = Questions(Guards(Mounts(str(host.proc)), host.read_deadline_seconds))
+        self._streams = StreamPlaces.of(self._proc, host.root, self._far)
+        self._pids: dict[str, int] = {}  # by file that holds one, at this look
         self._units = units or UnitStates(find_program(host.root))
         self._room = Room(shares().members if most_kept is None else most_kept)
         self._children: dict[int, list[Known]] = {}
@@ -154,6 +158,8 @@ class Processes:
             self._apply(self._pending)
             self._table.forget_commands()
         self._now = now.monotonic
+        self._far.guards.mounts.refresh(now.monotonic)
+        self._pids = {}
         self._table.look(now.monotonic)
         self._table.read_commands(self._is_candidate, now.monotonic)
         self._children = self._table.children()
@@ -238,13 +244,21 @@ class Processes:
         if match.command is not None:
             return self._matches_command(configured.name, known)
         if match.pid_file is not None:
-            return known.stat.pid == _pid_in_file(self._host.root / match.pid_file.lstrip("/"))
+            return known.stat.pid == self._pid_in(match.pid_file)
         if match.port is not None:
             return command is not None and command.facts is not None and self._port(command) == match.port
         placement = parse_cgroup(self._proc.cgroup(known.stat.pid))
         if match.unit is not None:
             return placement.unit == match.unit or placement.unit == f"{match.unit}.service"
         return bool(placement.container_id) and placement.container_id.startswith(match.container or "-")
+
+    def _pid_in(self, name: str) -> int:
+        """What a file says, looked at once in a look; what it said last while its mount does not answer."""
+        if name not in self._pids:
+            path = str(self._host.root / name.lstrip("/"))
+            answer = self._far.ask(f"pid {path}", self._far.guards.mounts.far(path), lambda: _pid_in_file(path))
+            self._pids[name] = -1 if answer is None else answer
+        return self._pids[name]
 
     def _matches_command(self, name: str, known: Known) -> bool:
         """The first process whose own command fits: not a shell that holds it, not a child that inherited it."""
@@ -521,7 +535,7 @@ class Processes:
         for name, tracked in tuple(self._tracked.items()):
             if tracked.ended_at is not None and now - tracked.ended_at > self._config.retention:
                 del self._tracked[name]
-        self._streams.containers.forget({tracked.placement.container_id for tracked in self._tracked.values()})
+        self._streams.forget({tracked.placement.container_id for tracked in self._tracked.values()})
         self._left = {process for process in self._left if self._table.find(process)}
         self._dropped = {process for process in self._dropped if self._table.find(process)}
         self._refused = {process for process in self._refused if self._table.find(process)}
@@ -591,9 +605,9 @@ def _with_configuration(facts: Facts, configured: ConfiguredServer | None) -> Fa
     )
 
 
-def _pid_in_file(path: object) -> int:
+def _pid_in_file(path: str) -> int:
     try:
-        with open(str(path), "rb") as file:
+        with open(path, "rb") as file:
             return int(file.read(32).split()[0])
     except (OSError, ValueError, IndexError):
         return -1

@@ -180,15 +180,18 @@ def _streams(streams: StreamPlaces, tracked: Tracked, process: ProcessId) -> tup
     for fd, stream in ((1, "stdout"), (2, "stderr")):
         place = streams.place(whose, fd, stream)
         file, slot = (place.device, place.inode), (process, fd)
-        if place.path and (file in after or any(place.path == other.path for other in places)):
+        is_known = bool(place.path and place.inode)  # by its file, and not by its path alone
+        if place.path and ((is_known and file in after) or any(place.path == other.path for other in places)):
             continue
         known = before.get(slot) if place.reason != NO_LOG else None
-        name = (before.get(file) if place.path else None) or known or place.name
+        name = (before.get(file) if is_known else None) or known or place.name
         if any(other.name == name for other in places):
             name = stream
         places.append(replace(place, name=name))
+        if is_known:
+            after[file] = name
         if place.path:
-            after[file] = after[slot] = name
+            after[slot] = name
         elif known:
             after[slot] = known
     tracked.log_names = after
