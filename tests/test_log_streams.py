@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from process_node import FRAMEWORKS, Node
-from stallwatch.config import Config
+from far_mount import FarMount
+from process_node import FRAMEWORKS, Node, configured
+from stallwatch.config import Config, ConfiguredServer, Discovery, Match
 from stallwatch.model import Event, LogPlace, Scene
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.log_streams import SLACK_SECONDS
 from stallwatch.sources.logs import Logs
+from stallwatch.sources.processes import NEVER
 from test_log_decode import docker
 
 ID = "0123456789abcdef" * 4
@@ -202,3 +205,176 @@ def test_a_real_socket_pair_is_not_the_journal(node: Streams) -> None:
         node.source._streams.has_journal = lambda: True
 
         assert node.logs == NOWHERE
+
+
+# --- on mounts that may not answer -----------------------------------------------------------------------------
+
+
+class FarStreams(Streams):
+    """Beside what is near there is a far mount, which no look may touch."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, far: str = "far") -> None:
+        super().__init__(folder)
+        self.mount = FarMount(folder / far, self.tree.root, monkeypatch)
+
+    def start_far(self, stdout: str, stderr: str, inodes: tuple[int, int]) -> None:
+        """A server that writes to files of the mount; where these are near they exist."""
+        self.start(IN_SESSION, str(self.root / stdout), str(self.root / stderr))
+        self.mount.seen_by(100)
+        for number, (name, inode) in enumerate(zip((stdout, stderr), inodes, strict=True), 1):
+            if not name.startswith("far/"):
+                (self.root / name).write_text("x\n")
+            self.mount.opened(100, number, inode, 31 if name.startswith("far/") else 22)
+        self.mount.watch(self.source._far.guards)
+        self.mount.hang()
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarStreams]:
+    made = FarStreams(tmp_path, monkeypatch)
+    yield made
+    made.mount.answer()
+    made.source.close()
+
+
+def test_a_stream_on_a_dead_mount_is_known_without_a_touch(away: FarStreams) -> None:
+    away.start_far("far/a/out.log", "far/b/err.log", (5, 6))
+    path, device = str(away.tree.folder(100) / "fd"), os.makedev(0, 41)
+
+    assert away.look().server.logs == (
+        LogPlace("out.log", f"{path}/1", None, device, 5),
+        LogPlace("err.log", f"{path}/2", None, device, 6),
+    )
+    assert (away.mount.touched, away.source._far.guards.waiting) == (0, 0)
+
+
+def test_a_near_stream_beside_it_is_known_as_ever(away: FarStreams) -> None:
+    away.start_far("near.log", "far/err.log", (5, 6))
+    near, far = away.look().server.logs
+    status = (away.root / "near.log").stat()
+
+    assert (near.name, near.device, near.inode) == ("near.log", status.st_dev, status.st_ino)
+    assert (far.name, far.inode) == ("err.log", 6)
+
+
+@pytest.mark.parametrize("inode", [5, 0])
+def test_both_streams_in_one_far_file_are_one_log(inode: int, away: FarStreams) -> None:
+    away.start_far("far/x.log", "far/x.log", (inode, inode))
+
+    assert [place.name for place in away.look().server.logs] == ["x.log"]
+
+
+@pytest.mark.parametrize("inodes", [(5, 6), (0, 0)])
+def test_two_far_files_are_two_logs_also_of_one_name(inodes: tuple[int, int], away: FarStreams) -> None:
+    away.start_far("far/a/x.log", "far/b/x.log", inodes)
+
+    assert [place.name for place in away.look().server.logs] == ["x.log", "stderr"]
+
+
+@pytest.mark.parametrize("inode", [5, 0])
+def test_a_far_log_keeps_its_name_when_it_is_moved_aside(inode: int, away: FarStreams) -> None:
+    away.start_far("far/x.log", "far/x.log", (inode, inode))
+    assert [place.name for place in away.look().server.logs] == ["x.log"]
+    for fd in (1, 2):
+        away.tree.redirect(100, fd, away.root / "far/x.log.1 (deleted)")
+
+    assert [place.name for place in away.look().server.logs] == ["x.log"]
+
+
+def test_what_is_said_on_a_far_mount_is_heard(away: FarStreams) -> None:
+    (away.root / "far" / "x.log").write_text(
+        "(EngineCore pid=7) INFO 06-02 08:00:00 [x.py:1] Starting to load model org/m...\n"
+    )
+    away.start_far("far/x.log", "far/x.log", (5, 5))
+    source = Logs(Host(Config(), FRAMEWORKS, away.tree.root, away.root))
+    away.mount.watch(source._guards)
+    away.mount.answer()
+    servers = away.look().servers
+
+    seen = list(source.read(Scene(servers), Moment(away.now, LATER)))
+    source.close()
+    assert [one.event for one in seen if isinstance(one, Event)] == ["load_begin"]
+    assert away.mount.touched > 0
+
+
+@pytest.fixture(params=["var/log", "var/log/pods", "var/lib/docker"])
+def housed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarStreams]:
+    """A machine that keeps the logs of its containers, or what is looked at before, on a far mount."""
+    made = FarStreams(tmp_path, monkeypatch, request.param)
+    yield made
+    made.mount.answer()
+    made.source.close()
+
+
+def test_a_container_is_looked_for_in_a_thread_while_others_go_on(housed: FarStreams) -> None:
+    path = housed.docker()
+    housed.start(IN_DOCKER, "pipe:[11]")
+    (housed.root / "near.log").write_text("x\n")
+    housed.vllm(first=300)
+    housed.tree.redirect(300, 1, housed.root / "near.log")
+    housed.mount.watch(housed.source._far.guards)
+    housed.mount.hang()
+
+    def places() -> set[tuple[str, str, str | None]]:
+        return {(place.name, place.path, place.reason) for server in housed.look().servers for place in server.logs}
+
+    near = ("near.log", str(housed.tree.folder(300) / "fd/1"), None)
+    for _ in range(3):
+        found = places()
+        assert near in found
+        assert ("stdout", "", "timeout") in found
+        assert housed.source._far.guards.waiting == 1
+
+    housed.mount.answer()
+    places()
+    assert ("stdout", path, None) in places()
+
+    housed.mount.hang()
+    for _ in range(3):
+        assert ("stdout", path, None) in places()
+
+
+def test_a_container_on_near_mounts_costs_no_thread(away: FarStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = away.docker()
+    away.start(IN_DOCKER, "pipe:[11]")
+    away.mount.watch(away.source._far.guards)
+    monkeypatch.setattr(threading, "Thread", None)
+
+    assert away.logs == [("stdout", path, None)]
+
+
+def test_what_is_known_of_containers_that_went_is_forgotten(housed: FarStreams) -> None:
+    housed.docker()
+    housed.start(IN_DOCKER, "pipe:[11]")
+    housed.mount.watch(housed.source._far.guards)
+    housed.look()
+    assert housed.source._far._asked
+
+    housed.source._streams.forget(set())
+    assert not housed.source._far._asked
+
+
+def test_a_pid_file_on_a_dead_mount_holds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (
+        ConfiguredServer(name, Match(pid_file=f"/{name}/server.pid"), framework="vllm") for name in ("far", "near")
+    )
+    node = configured(tmp_path, one, other, discovery=Discovery(enabled=False))
+    mount = FarMount(tmp_path / "far", node.tree.root, monkeypatch)
+    (tmp_path / "near").mkdir()
+    for pid, folder in ((100, "far"), (300, "near")):
+        node.vllm(first=pid)
+        (tmp_path / folder / "server.pid").write_text(f"{pid}\n")
+    mount.watch(node.source._far.guards)
+    mount.hang()
+
+    def found() -> dict[str, int]:
+        return {server.name: server.root.pid for server in node.look().servers if server.root != NEVER}
+
+    assert found() == {"near": 300}
+    mount.answer()
+    found()
+    assert found() == {"near": 300, "far": 100}
+    mount.hang()
+    assert found() == found() == {"near": 300, "far": 100}
+    mount.answer()
+    node.source.close()
