@@ -391,6 +391,22 @@ def test_waits_that_are_other_here_are_added_to_it() -> None:
     assert run.timeline.of("s").waits["TP0"].counts == {"futex": 20, "other": 15}  # type: ignore[union-attr]
 
 
+def test_numbers_whose_sum_no_float_holds_have_none() -> None:
+    scribe, most = Scribe(), 1.7e308
+    threads = [["threads", {"server": "s", "rank": "TP0", "wait": wait}, most] for wait in ("pipe", "socket")]
+    fronts = [["process_read_bytes_total", {"server": "s", "rank": rank}, most] for rank in ("worker", "detokenizer")]
+    scribe.looks(0.0, 5.0, also=[*threads, *fronts])
+
+    run, _ = scribe.play()
+
+    timeline = run.timeline.of("s")
+    assert timeline is not None
+    assert timeline.waits["TP0"].counts == {"futex": 20}
+    track = timeline.track(signals.READ_BYTES, "s", FRONTEND)
+    assert track is not None
+    assert (track.value, track.reason) == (None, "error")
+
+
 @pytest.mark.parametrize(
     ("log", "said", "state"),
     [

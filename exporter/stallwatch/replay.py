@@ -39,7 +39,7 @@ from .recording import (
 )
 from .strict_yaml import InputError
 from .timeline import Timeline
-from .told import NEVER_STARTED, Series, Told
+from .told import NEVER_STARTED, Series, Told, sum_of
 
 SCHEMA = 1
 OTHER = "other"
@@ -401,7 +401,7 @@ def _sum(readings: Sequence[Reading], labels: tuple[str, ...]) -> Reading:
     reasons = [reading.reason for reading in readings if reading.reason]
     if reasons:
         return signal.missing(min(reasons), *labels)
-    return signal.read(sum(reading.value for reading in readings if reading.value is not None), *labels)
+    return sum_of(readings, signal, labels)
 
 
 # --- words -------------------------------------------------------------------------------------------------

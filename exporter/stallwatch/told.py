@@ -7,7 +7,7 @@ read.  A recording need not (docs/REFERENCE.md, "Recordings"): then it follows f
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from . import signals
@@ -116,7 +116,13 @@ class Told:
         reasons = [share.reason for share in (present or shares.values()) if share.reason]
         if reasons:
             return signal.missing(min(reasons), *labels)
-        return signal.read(sum(share.value for share in present if share.value is not None), *labels)
+        return sum_of(present, signal, labels)
+
+
+def sum_of(shares: Iterable[Reading], signal: Signal, labels: tuple[str, ...]) -> Reading:
+    """The sum of what could be read; of numbers so large that no float holds their sum it is none."""
+    total = sum(share.value for share in shares if share.value is not None)
+    return signal.read(total, *labels) if math.isfinite(total) else signal.missing("error", *labels)
 
 
 def _is_watched(name: str) -> bool:
