@@ -48,6 +48,8 @@ class FarMount:
         """From now on it is a mount.  A turn waits for it as long as it takes while it answers, else not at all."""
         self._guards.append(guards)
         guards.turn = 60.0
+        begin = guards._begin
+        self._monkeypatch.setattr(guards, "_begin", lambda mount, work: begin(mount, lambda: self._held(work)))
         if len(self._guards) == 1:
             for name in ("stat", "lstat", "scandir", "listdir", "open"):
                 self._monkeypatch.setattr(os, name, self._touching(getattr(os, name)))
@@ -65,6 +67,11 @@ class FarMount:
             guards.turn = 60.0
             for job in list(guards._jobs.values()):
                 assert job.done.wait(60)
+
+    def _held(self, work: Callable[[], Any]) -> Any:
+        """What is read from an open file hangs as well."""
+        assert self._answers.wait(60)
+        return work()
 
     def _touching(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def touch(path: Any = ".", *how: Any, **named: Any) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from far_mount import FarMount
 from stallwatch.model import Event, LogPlace, Observation, ProcessId
 from stallwatch.sources import journal
 from stallwatch.sources.log_earlier import earlier_files, is_runtimes
@@ -210,6 +213,57 @@ def test_a_long_past_is_read_turn_by_turn_and_counted_whole(tmp_path: Path) -> N
     counts = [values(seen, "log_lines_total") for seen in turns]
     assert next(count for count in counts if count) == {("stderr",): 4.0}
     assert [event.rank for seen in turns for event in events(seen)] == ["TP3", "TP2", "TP1", "TP0"]
+
+
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Container, FarMount]]:
+    """A container whose log, and all that was moved aside of it, lies on a far mount; one chunk is read in a turn."""
+    mount = FarMount(tmp_path / "far", tmp_path / "proc", monkeypatch)
+    container = Container(mount.folder, turn_bytes=1)
+    container.source._guards.mounts.proc = str(tmp_path / "proc")
+    for number in (3, 2, 1):
+        container.wrote(docker(f"{END}\n".replace("TP0", f"TP{number}")), name=f"{container.log}.{number}")
+    container.wrote(docker(f"{POOL}\n"))
+    container.find()
+    mount.watch(container.source._guards)
+    yield container, mount
+    mount.answer()
+    container.source.close()
+
+
+@pytest.mark.parametrize("hangs_at", [None, 0, 1, 2, 3, 5])
+def test_a_past_on_a_far_mount_is_read_whole_whenever_it_hangs(
+    hangs_at: int | None, far: tuple[Container, FarMount]
+) -> None:
+    container, mount = far
+    turns = []
+    for turn in range(300):
+        if turn == hangs_at:
+            mount.hang()
+            for _ in range(3):
+                turns.append(container.read())
+                assert container.source.again_seconds is None  # nothing is gained by coming soon
+            mount.answer()
+        turns.append(container.read())
+
+    counts = [values(seen, "log_lines_total") for seen in turns]
+    assert next(count for count in counts if count) == {("stderr",): 4.0}
+    assert [event.rank for seen in turns for event in events(seen)] == ["TP3", "TP2", "TP1", "TP0"]
+
+
+def test_a_past_that_is_left_in_the_middle_gives_its_descriptor_back(far: tuple[Container, FarMount]) -> None:
+    container, mount = far
+    before = set(os.listdir("/proc/self/fd"))
+    while not events(container.read()):
+        pass
+    mount.hang()
+    container.read()
+    container.source.close()
+    mount.answer()
+
+    gc.collect()
+    mount.answer()
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_files_of_the_start_before_are_not_this_servers(tmp_path: Path) -> None:

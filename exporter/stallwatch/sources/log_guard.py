@@ -98,8 +98,9 @@ class Guards:
                 if job.result is None:
                     return
                 yield job.result
-        finally:
+        except GeneratorExit:  # left in the middle: closing the file may hang, too
             self.afterwards(mount, source.close)
+            raise
 
     def _run(self, mount: str, job: _Job) -> None:
         try:
