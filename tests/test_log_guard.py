@@ -23,7 +23,7 @@ TABLE = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 23 22 0:21 / /proc rw - proc proc rw
 30 22 0:40 / /mnt/far\\040away rw shared:2 - nfs4 server:/x rw,vers=4.2
-31 22 0:41 / {far} rw - fuse.sshfs host:/y rw
+31 22 0:41 / {far} rw - {kind} host:/y rw
 32 31 0:42 / {far}/near rw - tmpfs tmpfs rw
 33 22 0:43 / /home rw - autofs systemd-1 rw
 34 33 254:1 / /home rw - ext4 /dev/vdb rw
@@ -41,9 +41,9 @@ class Node:
         self.mounts = Mounts(str(self.proc))
         self.mounts.refresh(0.0)
 
-    def mount(self, table: str) -> None:
+    def mount(self, table: str, kind: str = "nfs4") -> None:
         for process in ("self", "7"):
-            (self.proc / process / "mountinfo").write_text(table.format(far=self.far))
+            (self.proc / process / "mountinfo").write_text(table.format(far=self.far, kind=kind))
 
 
 @pytest.fixture
@@ -243,6 +243,51 @@ def test_a_far_log_is_read_like_any_other(far: Far) -> None:
     assert (far.tail.rotations, far.tail.bytes_read, far.tail.offset, far.tail.reason) == (1, 17, 4, None)
     assert far.tail.identity == (far.path.stat().st_dev, far.path.stat().st_ino)
     assert far.tail.mark(4, lambda *parts: repr(parts)) == repr(("mark", b"new\n", b"new\n"))
+
+
+@pytest.mark.parametrize("kind", ["fuse.sshfs", "fuse", "virtiofs"])
+def test_a_log_on_fuse_is_not_kept_open_and_read_on_where_it_was(kind: str, node: Node, far: Far) -> None:
+    """Closing it would wait for a program that may be dead: in every child that we start, too."""
+    node.mount(TABLE, kind)
+    node.mounts.refresh(LOOK_SECONDS)
+    before = set(os.listdir("/proc/self/fd"))
+    status = far.path.stat()
+
+    assert far.read() == b"first\n"
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert far.tail.identity == (status.st_dev, status.st_ino)
+    assert far.tail.mark(6, lambda *parts: repr(parts)) == repr(("mark", b"first\n", b"first\n"))
+    with far.path.open("ab") as file:
+        file.write(b"second\n")
+    assert [far.read(), far.read()] == [b"second\n", b""]
+    assert (far.tail.rotations, far.tail.truncations, far.tail.errors, far.tail.offset) == (0, 0, 0, 13)
+
+    far.path.rename(far.path.with_suffix(".1"))
+    assert (far.read(), far.tail.reason) == (b"", "vanished")
+    far.path.write_bytes(b"new\n")
+    assert [far.read(), far.read()] == [b"new\n", b""]
+    assert (far.tail.rotations, far.tail.bytes_read, far.tail.reason) == (1, 17, None)
+    assert far.parts[-1] == b"new\n"
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_empty_log_on_fuse_is_no_rotation_of_itself(node: Node, far: Far) -> None:
+    node.mount(TABLE, "fuse.sshfs")
+    node.mounts.refresh(LOOK_SECONDS)
+    far.path.write_bytes(b"")
+
+    assert [far.read(), far.read()] == [b"", b""]
+    far.path.write_bytes(b"first\n")
+    assert (far.read(), far.tail.rotations) == (b"first\n", 0)
+
+
+@pytest.mark.parametrize(("kind", "is_kept"), [("nfs4", True), ("cifs", True), ("lustre", True), ("fuse.s3fs", False)])
+def test_on_which_mounts_a_file_may_be_kept_open(kind: str, is_kept: bool, node: Node) -> None:
+    node.mount(TABLE, kind)
+    node.mounts.refresh(LOOK_SECONDS)
+
+    assert node.mounts.may_keep("0:41") is is_kept
+    assert node.mounts.may_keep("mount 99") is False
 
 
 def test_a_near_log_has_no_thread(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

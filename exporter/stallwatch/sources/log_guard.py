@@ -3,6 +3,7 @@
 One thread at a time for each mount, and a bounded number of them in all, because one that waits for a dead mount
 cannot be ended.  It ends by itself when the mount answers or goes; its log is then read on where it was.
 A log on a local file system is read at once, without a thread.
+On FUSE no log is kept open between two reads (see Mounts.may_keep).
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class GuardedTail(LogTail):
         far = self._far
         if far is None:
             return super().mark(offset, seal)
-        job = self._guards.start(self._mount, lambda: far.mark(offset, seal)) if self._job is None else None
+        job = self._guards.start(self._mount, lambda: _mark(far, offset, seal)) if self._job is None else None
         if job is None or not job.done.wait(self._guards.deadline):
             return None
         mark: str | None = job.result
@@ -216,7 +217,8 @@ class GuardedTail(LogTail):
         seconds = 0.0
         if self._job is None:
             path, owner, seconds = self.path, self.owner, self._guards.turn
-            self._job = self._guards.start(self._mount, lambda: _read_all(far, path, owner, most_bytes))
+            rests = not self._guards.mounts.may_keep(self._mount)
+            self._job = self._guards.start(self._mount, lambda: _read_all(far, path, owner, most_bytes, rests))
         if self._job is None or not self._job.done.wait(seconds):
             self._wait_on()
             return
@@ -240,14 +242,32 @@ class GuardedTail(LogTail):
     def _take_over(self, one: LogTail, other: LogTail) -> None:
         for name in ("bytes_read", "rotations", "truncations", "errors", "backlog", "found", "modified", "reason"):
             setattr(other, name, getattr(one, name))
-        other._file = replace(one._file) if one._file is not None else None
+        file = one._file or (one._before if one.reason is None else None)  # it may be at rest
+        other._file = replace(file) if file is not None else None
 
 
-def _read_all(tail: LogTail, path: str, owner: int | None, most_bytes: int) -> list[bytes | tuple[int, int]]:
+def _mark(tail: LogTail, offset: int, seal: Callable[..., str]) -> str | None:
+    """In the thread: the mark of its file, also when that is at rest."""
+    if tail._file is not None or tail._before is None:
+        return tail.mark(offset, seal)
+    other = LogTail(tail.path, owner=tail.owner)
+    try:
+        for _ in other.read(0):
+            pass
+        return other.mark(offset, seal) if other.identity == tail._before.identity else None
+    finally:
+        other.close()
+
+
+def _read_all(
+    tail: LogTail, path: str, owner: int | None, most_bytes: int, rests: bool
+) -> list[bytes | tuple[int, int]]:
     """In the thread: the chunks, and between them rotations and truncations so far, where another file begins."""
     parts: list[bytes | tuple[int, int]] = []
     tail.path, tail.owner = path, owner
     tail.boundary = lambda: parts.append((tail.rotations, tail.truncations))
     for chunk in tail.read(most_bytes):
         parts.append(chunk)
+    if rests:
+        tail.rest()
     return parts

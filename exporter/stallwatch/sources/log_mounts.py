@@ -45,6 +45,7 @@ class Mount:
     key: str
     point: str
     is_far: bool
+    is_fuse: bool
 
     @property
     def device(self) -> int:
@@ -68,15 +69,17 @@ class _Table:
     by_number: Mapping[int, Mount]
     points: Mapping[str, Mount]
     has_far: bool
+    lasting: frozenset[str]  # keys of those on which a file may be kept open
 
     @classmethod
     def of(cls, lines: list[bytes]) -> _Table:
         mounts = [mount for line in lines if (mount := _mount(line)) is not None]
         far = any(mount.is_far for mount in mounts)
-        return cls({mount.number: mount for mount in mounts}, {mount.point: mount for mount in mounts}, far)
+        lasting = frozenset(mount.key for mount in mounts if not mount.is_fuse)
+        return cls({mount.number: mount for mount in mounts}, {mount.point: mount for mount in mounts}, far, lasting)
 
 
-_NO_TABLE = _Table({}, {}, False)
+_NO_TABLE = _Table({}, {}, False, frozenset())
 
 
 @dataclass(slots=True)
@@ -136,6 +139,14 @@ class Mounts:
         real = os.path.realpath(folder) if mounts else ""
         return {name: mount.key for (parent, name), mount in mounts if parent == real}
 
+    def may_keep(self, key: str) -> bool:
+        """Whether a file on a mount may be kept open.
+
+        Closing one on FUSE waits for its program, also in a child that we start: it has copies of all that is open.
+        With that program dead no child would start any more.
+        """
+        return any(key in table.lasting for table in (self._own, *self._tables.values()))
+
     def far_file(self, pid: int, descriptor: int) -> FarFile | None:
         """An open file that is far; None for a near one.
 
@@ -191,7 +202,8 @@ def _mount(line: bytes) -> Mount | None:
     if len(words) < 5 or not words[0].isdigit():
         return None
     point = os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 255]), words[4]))
-    return Mount(int(words[0]), words[2].decode("ascii", "replace"), point, kind not in LOCAL)
+    is_fuse = kind.startswith("fuse") or kind == "virtiofs"
+    return Mount(int(words[0]), words[2].decode("ascii", "replace"), point, kind not in LOCAL, is_fuse)
 
 
 def _far(table: _Table, root: str, path: str) -> str | None:

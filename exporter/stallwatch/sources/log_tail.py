@@ -162,6 +162,11 @@ class LogTail:
             os.close(self._file.descriptor)
             self._file = None
 
+    def rest(self) -> None:
+        """Keep nothing open until the next read, which goes on where this one ended."""
+        if self._file is not None:
+            self._leave()
+
     def _look(self) -> bool:
         """Open what is to be read; whether another file stands at the path by now."""
         try:
