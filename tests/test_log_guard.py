@@ -315,6 +315,19 @@ def test_a_mount_that_stops_answering_is_late_after_the_deadline_and_loses_nothi
     assert (far.tail.errors, far.guards.waiting) == (1, 0)
 
 
+def test_a_mount_taken_away_while_it_is_waited_for_is_late_all_the_same(node: Node, far: Far) -> None:
+    far.read()
+    far.hang()
+    far.read()
+    node.mount(TABLE.replace("0:41", "0:49"))
+    node.mounts.refresh(LOOK_SECONDS)
+    assert node.mounts.far(str(far.path)) == "0:49"
+
+    assert (far.read(), far.tail.reason) == (b"", None)
+    far.at += 2
+    assert (far.read(), far.tail.reason) == (b"", "timeout")
+
+
 def test_a_log_that_was_never_reached_is_late_at_once(far: Far) -> None:
     far.hang()
 

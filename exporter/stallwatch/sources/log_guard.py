@@ -194,7 +194,8 @@ class GuardedTail(LogTail):
         if self._far is None:
             self._far = LogTail(self.path, owner=self.owner)
             self._take_over(self, self._far)
-        self._mount = mount or self._mount
+        if self._job is None:  # else it is still the one that is waited for
+            self._mount = mount or self._mount
         return self._read_far(self._far, min(most_bytes, FAR_BYTES))
 
     def mark(self, offset: int, seal: Callable[..., str]) -> str | None:
