@@ -122,3 +122,20 @@ def test_an_orderly_end_is_stopped_even_after_ready() -> None:
     startup = told("args", "ready", "shutdown")
 
     assert (startup.phase, startup.shutdown_at) == ("stopped", 2.0)
+
+
+def test_lines_that_name_no_rank_hold_no_named_rank_back() -> None:
+    """Rendezvous lines name no rank; the ranks are DP0-TP0 …, whose markers all stand for the whole server."""
+    shared: Fields = {"shared": 1.0}
+    begun = ("dist_init_begin", "dist_init_end")
+
+    assert told(*begun, ("load_begin", "DP0-TP0", shared)).phase == "loading_weights"
+    assert told(*begun, ("load_begin", "DP0-TP0", shared), ("load_end", "DP0-TP1", shared)).phase == "post_load"
+    assert told(*begun, ("load_begin", "DP0-TP0", shared), "memory_pool").phase == "memory_pool"
+
+
+def test_a_named_rank_that_is_behind_another_named_one_sets_no_phase() -> None:
+    ahead: tuple[tuple[str, str], ...] = (("load_begin", "TP0"), ("load_end", "TP0"))
+
+    assert told(*ahead, ("load_begin", "TP1")).phase == "post_load"
+    assert told("dist_init_begin", *ahead, ("load_begin", "TP1")).phase == "post_load"

@@ -143,6 +143,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "last_progress": CLOCK,
         "bars": PLAIN,
         "is_loaded": PLAIN,
+        "is_named": PLAIN,
     },
     Track: {
         "value": PLAIN,

@@ -75,6 +75,7 @@ class RankStartup:
     last_progress: float | None = None  # in the clock of the events
     bars: dict[str, float] = field(default_factory=dict)
     is_loaded: bool = False
+    is_named: bool = False  # a line named it; else it is only whose lines without a name are
 
 
 @dataclass(slots=True)
@@ -97,10 +98,13 @@ class Startup:
 
     def rank(self, name: str | None) -> RankStartup:
         """What is known of a rank.  A log that names more than MOST_RANKS is not believed: the rest is not kept."""
-        state = RankStartup("ready" if self.ready_at is not None else "spawned")
+        state = RankStartup("ready" if self.ready_at is not None else "spawned", is_named=name is not None)
+        owner = name or FIRST_RANK
         if len(self.ranks) >= MOST_RANKS:
-            return self.ranks.get(name or FIRST_RANK, state)
-        return self.ranks.setdefault(name or FIRST_RANK, state)
+            return self.ranks.get(owner, state)
+        found = self.ranks.setdefault(owner, state)
+        found.is_named = found.is_named or name is not None
+        return found
 
     def begins_anew(self, event: str) -> bool:
         """Whether `event` opens another start: `start`, or `args` when this start is past its own."""
@@ -169,8 +173,9 @@ class Startup:
                 state.markers.add(event)
             if event in LOADED:
                 state.load_progress, state.is_loaded = 1.0, True
-            leader = max(len(other.markers) for other in self.ranks.values())
-            if len(state.markers) < leader:
+            named = [other for other in self.ranks.values() if other.is_named]  # else there is one, without a name
+            leader = max((len(other.markers) for other in named), default=0)
+            if state.is_named and len(state.markers) < leader:
                 return
         if phase != self.phase and not (self.ready_at is not None and phase != "stopped"):
             self.phase, self.phase_since = phase, at
