@@ -376,6 +376,7 @@ def test_the_search_without_the_wheel_finds_the_same() -> None:
 TROUBLE = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {n}.00 GiB.",
     "node1:{n}:77 [{n}] misc/socket.cc:{n} NCCL WARN socketProgress: Connection closed by remote peer",
+    "[rank{n}]: Traceback (most recent call last):",
     "node1:{n}:77 [{n}] NCCL INFO Channel 00/0 : {n}[0] -> 1[0] [send] via NET/IB/0",
     line("TP{n}", "No available block found in 60 second."),
     line("TP{n}", "Load weight begin."),
@@ -429,6 +430,14 @@ def test_a_line_that_repeats_is_read_once_in_a_block_and_its_last_one_told() -> 
 
     assert (scanner.errors["oom"], len(hits)) == (1000, 2)
     assert hits[-1].time == parse_time("2026-06-02 08:00:02")
+
+
+def test_lines_that_repeat_behind_ranks_of_torch_stay_those_of_their_ranks() -> None:
+    traceback = [f"[rank{rank}]: Traceback (most recent call last):" for rank in (3, 4, 3, 5)]
+
+    hits = feed(sglang(), line("TP0", "x", 1), *traceback, "[rank4]: frame of no file", "last")
+
+    assert events(hits) == [("novel", None), *[("error", f"TP{rank}") for rank in (3, 4, 3, 5)], ("novel", None)]
 
 
 def test_lines_that_repeat_do_not_grow_memory() -> None:

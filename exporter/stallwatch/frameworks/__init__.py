@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -82,6 +82,8 @@ _LEVELS = {
     "FATAL": "CRITICAL",
 }
 """Other spellings of a level."""
+RANKED = re.compile(r"\[rank(?P<rank>\d{1,6})\]: ")
+"""torch puts it in front of every line of an uncaught exception, in the place of a logger's prefix."""
 _NUMBERED = re.compile(r"(\w+?)_\d")
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|[0-9]{1,3}(?:,[0-9]{3}){1,5})([kKMGTP]?)(i?)B?")
 _POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -264,7 +266,12 @@ class Framework:
     def split(self, text: str) -> tuple[Prefix, str]:
         """What the beginning of a line says, and the message behind it."""
         match = self.prefix.match(text)
-        return (_prefix_of(self, match.groups()), text[match.end() :]) if match else (NO_PREFIX, text)
+        prefix, message = (_prefix_of(self, match.groups()), text[match.end() :]) if match else (NO_PREFIX, text)
+        if not message.startswith("[rank") or prefix.own or prefix.uvicorn:
+            return prefix, message
+        if (ranked := RANKED.match(message)) is None:
+            return prefix, message
+        return replace(prefix, rank=prefix.rank or ranked["rank"]), message[ranked.end() :]
 
     def fits(self, pattern: Pattern, prefix: Prefix, message: str) -> re.Match[str] | None:
         """Match a message, read behind `prefix`, with one pattern, its demands on the prefix included."""

@@ -16,7 +16,18 @@ from functools import lru_cache
 from itertools import groupby
 
 from ..config import Limits
-from ..frameworks import DOTS, NO_EVENT, NUMBER_FIELDS, Framework, Pattern, Prefix, quantity, rank_name, whole_number
+from ..frameworks import (
+    DOTS,
+    NO_EVENT,
+    NUMBER_FIELDS,
+    RANKED,
+    Framework,
+    Pattern,
+    Prefix,
+    quantity,
+    rank_name,
+    whole_number,
+)
 
 MAX_SHAPES = 20_000
 """Distinct line shapes remembered in one start; beyond it every unknown line counts as a repeat."""
@@ -493,7 +504,10 @@ class LogScanner:
             return
         if not raw.isascii() or b"\r" in raw or b"\x1b" in raw or raw.startswith(b"\0"):
             return
-        prefix = self.framework.prefix.match(raw.decode())
+        text = raw.decode()
+        if "[rank" in text and RANKED.search(text):
+            return  # who wrote it stands behind the prefix
+        prefix = self.framework.prefix.match(text)
         groups = prefix.re.groupindex if prefix else {}
         spans = tuple(prefix.span(group) for group in groups if _is_writer(group) and prefix[group]) if prefix else ()
         if len(self._repeats) >= MAX_REPEATS:
@@ -824,8 +838,9 @@ class LogScanner:
         self.repeats += max(0, len(shapes) - 1 - len(hit_offsets) - novel)
 
     def _is_novel(self, line: bytes) -> bool:
-        prefix, message = self.framework.split(_text(line)[:2000])
-        if prefix.level in _LOUD:
+        text = _text(line)[:2000]
+        prefix, message = self.framework.split(text)
+        if prefix.level in _LOUD or RANKED.search(text[: len(text) - len(message)]):
             return False
         if _NOT_NOVEL.match(message):
             return False
