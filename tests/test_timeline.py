@@ -4,7 +4,7 @@ import pytest
 
 from feed import CardFigures, Counters, Feed, server
 from stallwatch import signals
-from stallwatch.model import FRONTEND, Reading
+from stallwatch.model import FRONTEND, Reading, Signal
 from stallwatch.timeline import FLOORS, MIB, MOST_COUNTERS, MOST_NOVEL_LINES
 from stallwatch.tracks import Track
 
@@ -840,3 +840,14 @@ def test_cards_of_a_server_nobody_knows_move_nobody() -> None:
 
     assert feed.now.moves == {}
     assert feed.timeline.of("other") is None
+
+
+def test_what_no_verdict_looks_at_is_not_kept() -> None:
+    """Most readings of a node with many logs are counters of lines."""
+    feed = at_rest(Feed())
+    lines = Signal("log_lines_total", "", ("server", "log"), "log", "counter")
+
+    feed.timeline.put([lines.read(5.0, "s", "log"), signals.LOG_BYTES.read(900.0, "s", "log")], 20.0, 5.0)
+
+    assert "log_lines_total" not in feed.now.tracks
+    assert feed.now.tracks["log_bytes_total"]["s", "log"].value == 900.0

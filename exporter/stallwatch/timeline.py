@@ -65,6 +65,10 @@ _MOST_FORGOTTEN = 1024
 """Names of ended servers kept so that late readings about them do not begin them anew."""
 
 
+WATCHED = frozenset(signal.name for signal in vars(signals).values() if isinstance(signal, Signal))
+"""What the timeline keeps: the signals a verdict may look at."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """When a source looked, and how often it does; seconds.  See Timeline.put."""
@@ -145,6 +149,8 @@ class Timeline:
         """
         look, batch = Look(at, interval, at if measured is None else measured), Batch()
         for reading in readings:
+            if reading.signal.name not in WATCHED:
+                continue  # exported, and no verdict looks at it
             subject = reading.signal.labels[:1]
             if subject == ("server",) and reading.signal.kind != "info":
                 self._put_one(reading, look, batch)
