@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stallwatch.frameworks import load_frameworks
 from stallwatch.parse import MAX_ERRORS, format_text, parse_files
@@ -418,6 +421,52 @@ def test_where_the_clock_was_set_back_a_silence_is_still_found(tmp_path: Path) -
     lines = [at(0, "server_args=ServerArgs(x)"), at(1000, "a"), at(1001, "b"), at(5, "c"), at(6, "d")]
 
     assert parsed(written(tmp_path, *lines))["longest_silence"] == {"seconds": 1000.0, "after_line": 1}
+
+
+MOMENTS = st.lists(
+    st.tuples(st.integers(0, 3 * 86400), st.booleans(), st.sampled_from(["x", "Starting to load model /m..."])),
+    min_size=2,
+    max_size=10,
+)
+
+
+@given(st.datetimes(datetime(2025, 3, 1), datetime(2026, 1, 20)), MOMENTS)
+@settings(deadline=None, max_examples=60)
+def test_times_with_and_without_a_year_in_one_log_show_the_same_silences(
+    start: datetime, steps: list[tuple[int, bool, str]]
+) -> None:
+    """A worker of Dynamo prints its engine's lines, without a year, between its own."""
+    moment, moments = start.replace(microsecond=0), list[tuple[datetime, bool, str]]()
+    for seconds, has_year, text in steps:
+        moment += timedelta(seconds=seconds)
+        moments.append((moment, has_year, text))
+    told = []
+    for forms in [{False: False, True: True}, {False: True, True: True}, {False: False, True: False}]:
+        lines = [
+            f"{moment:%Y-%m-%dT%H:%M:%S}.000000Z  INFO gpu_model_runner.load_model: {text}"
+            if forms[has_year]
+            else f"(Worker_TP0 pid=7) INFO {moment:%m-%d %H:%M:%S} [gpu_model_runner.py:1] {text}"
+            for moment, has_year, text in moments
+        ]
+        stream = io.BufferedReader(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
+        file = parse_files(["-"], "dynamo-vllm", FRAMEWORKS, stream)["files"][0]
+        told.append(
+            [(gap["seconds"], gap["after_line"]) for gap in file["silences"]]
+            + [(phase["seconds"], phase["begin_line"]) for phase in file["phases"] if phase["rank"] is None]
+        )
+
+    assert told[0] == told[1] == told[2]
+
+
+def test_a_silence_of_minutes_between_times_with_and_without_a_year_is_one_of_minutes(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "2025-12-31T23:58:00.000000Z  INFO main.init: Registering model with endpoint types: chat",
+        "(Worker_TP0 pid=7) INFO 01-01 00:01:00 [gpu_model_runner.py:1] Starting to load model /m...",
+        "2026-01-01T00:11:00.000000Z  INFO main.init: Registering model with endpoint types: chat",
+    )
+
+    assert [gap["seconds"] for gap in parsed(path, "dynamo-vllm")["silences"]] == [600.0, 180.0]
 
 
 def test_lines_that_unknown_words_stand_on_show_progress_ten_times_in_a_row_at_most(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from .frameworks import NO_EVENT, Framework
 from .parse_input import Block, TimeOf
-from .sources.log_lines import Hit, LogScanner, _text, parse_time, seconds_between
+from .sources.log_lines import Hit, LogScanner, _text, on_one_scale, parse_time, seconds_between
 
 MOST_SILENCES = 5
 PREFIX_BYTES = 400
@@ -152,7 +152,8 @@ def _search(silences: Silences, times: _Times, low: _At, high: _At) -> None:
     todo = [(low, high)]
     while todo:
         low, high = todo.pop()
-        if high[0] <= low[0] or (low[1] <= high[1] and seconds_between(low[1], high[1]) <= silences.floor):
+        earlier, later = on_one_scale(low[1], high[1])
+        if high[0] <= low[0] or (earlier <= later and seconds_between(earlier, later) <= silences.floor):
             continue
         if (middle := times.between(low[0], high[0])) is not None:
             todo.extend([(middle, high), (low, middle)])

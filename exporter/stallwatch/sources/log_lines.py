@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import groupby
 
@@ -92,6 +92,9 @@ _WRITER = frozenset(("parts", "rank", "pid", "engine"))
 _LOUD = frozenset(("WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"))
 _QUIET_EVENTS = frozenset(("access", "heartbeat", NO_EVENT))
 _TOO_LONG_AGO = -300 * 86400.0
+_EPOCH = datetime(2000, 1, 1)
+_NO_YEAR = 366 * 86400.0
+"""A time below it was printed without a year, or is one since the process began."""
 
 Find = Callable[[bytes], Iterable[tuple[int, int]]]
 """Positions in a block: (index of the literal, offset), by offset."""
@@ -210,11 +213,36 @@ def _parse_time(text: str) -> float | None:
         moment = datetime(int(year or 2000), month, day, hour, minute, second)
     except ValueError:
         return None
-    return (moment - datetime(2000, 1, 1)).total_seconds() + (float(f"0.{fraction}") if fraction else 0.0)
+    return (moment - _EPOCH).total_seconds() + (float(f"0.{fraction}") if fraction else 0.0)
+
+
+def on_one_scale(earlier: float, later: float) -> tuple[float, float]:
+    """Two printed times; where one has no year and the other has, that one gets the year that brings them nearest."""
+    undated = (0 <= earlier < _NO_YEAR, 0 <= later < _NO_YEAR)
+    if undated == (True, False):
+        return _dated(earlier, later), later
+    if undated == (False, True):
+        return earlier, _dated(later, earlier)
+    return earlier, later
+
+
+def _dated(time: float, near: float) -> float:
+    try:
+        moment, year = _EPOCH + timedelta(seconds=time), (_EPOCH + timedelta(seconds=near)).year
+    except OverflowError:
+        return time
+    last_day = 28 if (moment.month, moment.day) == (2, 29) else moment.day  # is there in every year
+    years = range(max(1, year - 1), min(9999, year + 1) + 1)
+    times = [
+        (moment.replace(year=year, day=last_day) - _EPOCH).total_seconds() + (moment.day - last_day) * 86400.0
+        for year in years
+    ]
+    return min(times, key=lambda time: abs(time - near))
 
 
 def seconds_between(earlier: float, later: float) -> float:
     """Of two printed times; a turn of the year without a year is seen, a clock set back counts as 0."""
+    earlier, later = on_one_scale(earlier, later)
     difference = later - earlier
     return difference + 366 * 86400 if difference < _TOO_LONG_AGO else max(0.0, difference)
 
