@@ -117,7 +117,7 @@ STORIES: dict[str, tuple[bool, dict[str, float], dict[str, int]]] = {
     "tgi-3.3.7-json": (True, BOTH, {"load_begin": 2, "load_end": 2}),
     "lmdeploy-0.16.0-pytorch": (True, {"TP0": 1.0}, {"load_begin": 1, "load_end": 1, "warmup_end": 1}),
     "lmdeploy-0.16.0-turbomind-quiet": (True, {"TP0": 1.0}, {"load_progress": 1, "listening": 3}),
-    "llamacpp-2024": (True, {"TP0": 1.0}, {"load_begin": 3, "load_progress": 1, "load_end": 1, "warmup_end": 1}),
+    "llamacpp-2024": (True, {"TP0": 1.0}, {"load_begin": 4, "load_progress": 1, "load_end": 1, "warmup_end": 1}),
     "dynamo-0.8.0-vllm": (True, {"TP0": 1.0, "TP1": 0.0}, {"load_end": 1, "capture_end": 1, "warmup_end": 1}),
     "dynamo-1.6.1-sglang": (True, {f"DP{dp}-TP{tp}": 1.0 for dp in (0, 1) for tp in (0, 1)}, {"load_end": 4}),
     "dynamo-1.6.1-frontend": (True, {}, {"listening": 1}),

@@ -448,8 +448,8 @@ def test_times_with_and_without_a_year_in_one_log_show_the_same_silences(
             else f"(Worker_TP0 pid=7) INFO {moment:%m-%d %H:%M:%S} [gpu_model_runner.py:1] {text}"
             for moment, has_year, text in moments
         ]
-        stream = io.BufferedReader(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
-        file = parse_files(["-"], "dynamo-vllm", FRAMEWORKS, stream)["files"][0]
+        log = "".join(f"{line}\n" for line in lines).encode()
+        file = parse_files(["-"], "dynamo-vllm", FRAMEWORKS, io.BufferedReader(io.BytesIO(log)))["files"][0]
         told.append(
             [(gap["seconds"], gap["after_line"]) for gap in file["silences"]]
             + [(phase["seconds"], phase["begin_line"]) for phase in file["phases"] if phase["rank"] is None]
@@ -476,6 +476,23 @@ def test_lines_that_unknown_words_stand_on_show_progress_ten_times_in_a_row_at_m
     file = parsed(written(tmp_path, *lines, at(400, "Load weight begin. avail mem=1 GB")))
 
     assert file["longest_progress_silence"] == {"seconds": 300.0, "after_line": 11}
+
+
+def test_layers_that_llama_cpp_will_put_on_cards_are_not_loaded_yet(tmp_path: Path) -> None:
+    begin = [
+        "build: 4000 (a1b2c3d4) with cc (Debian 12) for x86_64-linux-gnu",
+        "load_tensors: loading model tensors, this can take a while... (mmap = true)",
+        "load_tensors: offloaded 33/33 layers to GPU",
+    ]
+    end = ["." * 100, "srv          init: initializing slots, n_slots = 1"]
+
+    loading = [parsed(written(tmp_path, *begin, *dots))["ranks"]["TP0"] for dots in ([], ["." * 42], end)]
+
+    assert loading == [
+        {"phase": "loading_weights", "load_progress": None},
+        {"phase": "loading_weights", "load_progress": 0.42},
+        {"phase": "post_load", "load_progress": 1.0},
+    ]
 
 
 # --- real logs ---------------------------------------------------------------------------------------------
