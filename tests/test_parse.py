@@ -495,6 +495,15 @@ def test_layers_that_llama_cpp_will_put_on_cards_are_not_loaded_yet(tmp_path: Pa
     ]
 
 
+def test_shards_brought_into_the_page_cache_are_progress_and_no_part_of_the_load(tmp_path: Path) -> None:
+    fetch = [at(20 + k, f"Rank 1: prefetching {k}/4 checkpoint shards into page cache", "TP1") for k in range(1, 5)]
+
+    file = parsed(written(tmp_path, at(0, "server_args=ServerArgs(x)"), at(10, "Load weight begin.", "TP1"), *fetch))
+
+    assert file["ranks"]["TP1"] == {"phase": "loading_weights", "load_progress": None}
+    assert file["last_progress"] == {"line": 6, "event": "download_progress", "rank": "TP1"}
+
+
 # --- real logs ---------------------------------------------------------------------------------------------
 
 
