@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stallwatch.catalogue import derived_signals, read_signals
+from stallwatch.model import Event
 from stallwatch.recording import Header, Line, Look, Reader, known_names
 from stallwatch.replay import Replay, lines_of
 
@@ -102,10 +103,11 @@ def tick_milliseconds(file: Path) -> tuple[float, float]:
             begun = time.process_time()
             run.take(record)
             used = time.process_time() - begun
-            if isinstance(record, Look) and not quarter <= record.t < SECONDS - quarter:
-                late = int(record.t >= quarter)
-                spent[late] += used
-                looks[late] += 1
+            t = record.t if isinstance(record, Look) else record.at if isinstance(record, Event) else 0.0
+            if not quarter <= t < SECONDS - quarter:
+                late = int(t >= quarter)
+                spent[late] += used  # a look is taken when the next record comes
+                looks[late] += isinstance(record, Look)
         best = [min(before, used / number) for before, used, number in zip(best, spent, looks, strict=True)]
     return best[0] * 1000, best[1] * 1000
 
