@@ -325,7 +325,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # names may not fit the locale's encoding
     try:
         parser = build_parser(os.environ)
-        arguments = parser.parse_args(argv)
+        arguments, unknown = parser.parse_known_args(argv)
+        if unknown:
+            where = " ".join(filter(None, (parser.prog, arguments.command)))
+            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see {where} --help")
         if arguments.command is None:
             parser.print_help()
             return 0
