@@ -139,3 +139,12 @@ def test_a_named_rank_that_is_behind_another_named_one_sets_no_phase() -> None:
 
     assert told(*ahead, ("load_begin", "TP1")).phase == "post_load"
     assert told("dist_init_begin", *ahead, ("load_begin", "TP1")).phase == "post_load"
+
+
+def test_shards_that_come_after_the_load_are_progress_and_no_step_back() -> None:
+    """SGLang goes on bringing shards into the page cache in the background."""
+    loaded: tuple[tuple[str, str], ...] = (("load_begin", "TP0"), ("load_end", "TP0"))
+    startup = told(*loaded, ("download_progress", "TP0", progress(4)))
+
+    assert (startup.phase, startup.ranks["TP0"].phase, startup.last_progress) == ("post_load", "post_load", 2.0)
+    assert told(("load_begin", "TP0"), ("download_progress", "TP0", progress(4))).phase == "loading_weights"

@@ -168,6 +168,8 @@ class Startup:
         whole_server = event in ("start", "args", "listening", "ready", "shutdown")
         if not whole_server:
             state = self.rank(rank)
+            if event == "download_progress" and state.is_loaded:
+                return  # shards are brought into the page cache behind its back
             state.phase = phase if self.ready_at is None else "ready"
             if event in MARKERS and not shared:
                 state.markers.add(event)
