@@ -188,8 +188,17 @@ OOM_KILLS = Signal(
     "counter",
 )
 
-# --- GPUs (read from recordings; no collector brings them yet) ----------------------------------------------
+# --- GPUs --------------------------------------------------------------------------------------------------
 _GPU = ("gpu",)
+GPU_INFO = Signal(
+    "gpu_info",
+    "A card or MIG instance; always 1.  index and pci_bus_id are NVML's; mig is disabled, enabled, instance, or empty "
+    "where the card knows no MIG.",
+    ("gpu", "index", "name", "compute_capability", "driver", "pci_bus_id", "mig"),
+    "gpu",
+    "info",
+)
+GPU_SM_CLOCK = Signal("gpu_sm_clock_hertz", "Clock of the streaming multiprocessors in hertz.", _GPU, "gpu")
 GPU_MEMORY_USED = Signal("gpu_memory_used_bytes", "Memory of the card in use, in bytes.", _GPU, "gpu")
 GPU_UTILIZATION = Signal(
     "gpu_utilization_ratio",
@@ -228,5 +237,14 @@ GPU_UNOWNED_MEMORY = Signal(
     "gpu",
 )
 GPU_PROCESS_MEMORY = Signal(
-    "gpu_process_memory_bytes", "Memory of the card that a rank holds, in bytes.", ("gpu", "server", "rank"), "gpu"
+    "gpu_process_memory_bytes",
+    "Memory of the card that a rank holds, in bytes; server and rank are empty for processes of no known server.",
+    ("gpu", "server", "rank"),
+    "gpu",
+)
+GPU_CALL_IN_FLIGHT = Signal(
+    "gpu_call_in_flight_seconds",
+    "Seconds the present call into the GPU driver has been running, counted once it is overdue; 0 when none is.",
+    (),
+    "node",
 )
