@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from . import signals
-from .model import Reading, Signal
+from .model import GpuState, Reading, Signal
 from .tracks import STALE_AFTER_GAPS, Track
 
 MIB = 1 << 20
@@ -105,6 +105,7 @@ class Power:
 
 _ENERGY, _POWER = signals.GPU_ENERGY.name, signals.GPU_POWER.name
 _ACTIVITIES = (signals.GPU_DRAM_ACTIVITY.name, signals.GPU_TENSOR_ACTIVITY.name)
+_INDEX = signals.GPU_INFO.labels.index("index")
 PCIE = (signals.GPU_PCIE_RECEIVE.name, signals.GPU_PCIE_TRANSMIT.name)
 
 FIGURES: tuple[Signal, ...] = (
@@ -136,6 +137,7 @@ class Card:
     ties: dict[Holder, Figure] = field(default_factory=dict)  # by rank_info
     held: dict[Holder, Figure] = field(default_factory=dict)  # bytes
     power: Power = field(default_factory=Power)
+    info: tuple[str, ...] = ()  # labels of its gpu_info, as last read
     owner: str | None = None  # the server whose the card was alone when it was last settled
     worked_at: float | None = None  # when it was last seen neither at rest nor spinning
     touched: set[str] = field(default_factory=set)  # figures read since it was last settled
@@ -146,6 +148,19 @@ class Card:
 
     def of(self, signal: Signal) -> Figure:
         return self.figures[signal.name]
+
+    def state(self, gpu: str, holder: Holder, now: float) -> GpuState:
+        """What a person is shown of it beside a rank that uses it; `gpu` is its UUID."""
+        idle = self.of(signals.GPU_IDLE_POWER)
+        return GpuState(
+            gpu=gpu,
+            index=self.info[_INDEX] if self.info else "",
+            held_bytes=self.held[holder].value(now) if holder in self.held else None,
+            used_bytes=self.of(signals.GPU_MEMORY_USED).value(now),
+            utilization=self.of(signals.GPU_UTILIZATION).value(now),
+            power_watts=self.power.watts if self.reads(now, (_ENERGY, _POWER)) else None,
+            idle_power_watts=idle.track.value if idle.holds(now) else None,
+        )
 
     # --- whose it is ---------------------------------------------------------------------------------------
 

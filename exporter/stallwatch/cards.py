@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from . import signals
 from .card import FIGURES, PCIE, Card, Figure, Holder
-from .model import AMBIGUOUS_CHANNELS, Reading
+from .model import AMBIGUOUS_CHANNELS, GpuState, Reading
 
 MOST_CARDS = 256
 MOST_RANKS_PER_CARD = 256
@@ -60,6 +60,9 @@ class Cards:
             self._put_tie(reading, at, interval, measured)
         elif name == signals.GPU_PROCESS_MEMORY.name:
             self._put_held(reading, at, interval, measured)
+        elif name == signals.GPU_INFO.name:
+            if reading.value and (card := self._card(reading.labels[0], at)) is not None:
+                card.info = reading.labels
         elif name in _FIGURE_NAMES and (card := self._card(reading.labels[0], at)) is not None:
             card.figures[name].put(reading, at, interval, measured)
             card.touched.add(name)
@@ -163,6 +166,15 @@ class Cards:
         if channel == "gpu_memory" and card.knows_held(server, now):
             return True
         return card.is_alone(server, now) and _READABLE[channel](card, now)
+
+    def of_ranks(self, server: str, now: float) -> dict[str, tuple[GpuState, ...]]:
+        """Rank -> the cards it uses now, for people; in no order."""
+        found: dict[str, tuple[GpuState, ...]] = {}
+        for gpu in sorted(self._gpus.get(server, ())):
+            card = self._cards[gpu]
+            for rank in card.ranks_of(server, now):
+                found[rank] = (*found.get(rank, ()), card.state(gpu, (server, rank), now))
+        return found
 
     def at_rest(self, server: str, now: float) -> bool | None:
         """Whether every card of the server was at rest, or spun at idle power, for a window; None = not known."""

@@ -13,6 +13,7 @@ from .config import Thresholds
 from .model import (
     STARTUP_BUCKETS_SECONDS,
     STRONG_CHANNELS,
+    GpuState,
     ProcessId,
     RankState,
     Server,
@@ -21,7 +22,7 @@ from .model import (
     Verdict,
     is_rank_name,
 )
-from .server_timeline import ServerTimeline
+from .server_timeline import ServerTimeline, natural
 from .timeline import Timeline
 from .verdict import Evidence, gather, judge
 from .verdict.evidence import rank_progress_age
@@ -227,6 +228,7 @@ def describe(
     if startup.version:
         server = replace(server, version=startup.version)
     phase_start = max(startup.phase_since, timeline.anchor)
+    cards = timeline.cards.of_ranks(timeline.name, now) if timeline.cards else {}
     return ServerReport(
         server=server,
         verdict=verdict,
@@ -237,7 +239,9 @@ def describe(
         ready=evidence.ready,
         ranks_alive=sum(1 for r in evidence.ranks if r.alive and is_rank_name(r.rank)) if evidence.ranks else None,
         channels=evidence.channels,
-        ranks=tuple(_rank_state(timeline, evidence, server, name, now) for name in _rank_names(timeline)),
+        ranks=tuple(
+            _rank_state(timeline, evidence, server, name, now, cards.get(name, ())) for name in _rank_names(timeline)
+        ),
         starts=server.starts,
         stalled_seconds=episode.stalled_seconds,
         startup_seconds=episode.startup_seconds,
@@ -254,12 +258,15 @@ def _rank_names(timeline: ServerTimeline) -> list[str]:
     return watched or sorted(timeline.startup.ranks)
 
 
-def _rank_state(timeline: ServerTimeline, evidence: Evidence, server: Server, name: str, now: float) -> RankState:
+def _rank_state(
+    timeline: ServerTimeline, evidence: Evidence, server: Server, name: str, now: float, cards: tuple[GpuState, ...]
+) -> RankState:
     startup, waits = timeline.startup.ranks.get(name), timeline.waits.get(name)
     if waits is not None and not waits.is_fresh(now):
         waits = None
     process = next((process for process in server.processes if process.rank == name), None)
     phase = startup.phase if startup else None
+    gpus = tuple(sorted(cards, key=lambda card: (natural(card.index), card.gpu)))
     return RankState(
         rank=name,
         pid=process.id.pid if process else None,
@@ -269,6 +276,8 @@ def _rank_state(timeline: ServerTimeline, evidence: Evidence, server: Server, na
         progress_age_seconds=rank_progress_age(timeline, name, now),
         wait=dict(waits.counts) if waits and waits.counts is not None else None,
         main_wait=waits.usual_main() if waits else None,
+        gpu=gpus[0].gpu if gpus else None,
+        gpus=gpus,
     )
 
 

@@ -389,6 +389,22 @@ class ChannelState:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuState:
+    """One card a rank uses, or a MIG instance; None = not known.
+
+    `held_bytes` is what the rank holds on it; everything else is the whole card's, whoever else is on it.
+    """
+
+    gpu: str  # UUID
+    index: str = ""  # "3", of a MIG instance "3:1"; empty while not known
+    held_bytes: float | None = None
+    used_bytes: float | None = None
+    utilization: float | None = None  # 0 to 1
+    power_watts: float | None = None
+    idle_power_watts: float | None = None  # with memory held and nothing running; learned
+
+
+@dataclass(frozen=True, slots=True)
 class RankState:
     """What is known of one rank (or engine); None = not known."""
 
@@ -401,6 +417,7 @@ class RankState:
     progress_age_seconds: float | None = None
     wait: Mapping[str, int] | None = None
     main_wait: str | None = None
+    gpus: tuple[GpuState, ...] = ()  # in order of their indices; `gpu` is the first one's UUID
 
 
 @dataclass(frozen=True, slots=True)
