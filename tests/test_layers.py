@@ -41,6 +41,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.discovery": "model frameworks",
     "sources.endpoints": "model signals config frameworks sources sources.connections sources.http_probe",
     "sources.http_probe": ". sources.connections",
+    "sources.kernel_log": "sources sources.procfs",
     "sources.log_kind": "frameworks sources.log_lines",
     "sources.journal": "sources",
     "sources.log_containers": "sources.log_mounts sources.procfs",
@@ -72,6 +73,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",
     "sources.unit_state": "sources.cgroups",
     "sources.wait_class": "model",
+    "sources.xid": "",
+    "sources.xid_log": "sources sources.kernel_log sources.xid",
     # From readings to the Report.
     "tracks": "",
     "card": "model signals tracks",
