@@ -651,3 +651,19 @@ def test_who_is_which_rank_is_told_again_from_what_was_told_before(node: Node) -
     seen = restarted(node).read()
     assert [one for one in seen if isinstance(one, RankName)] == [RankName("sglang-30000", 4247, "TP1")]
     assert events(seen) == []
+
+
+def test_files_below_a_linked_folder_are_found_and_a_link_among_them_is_not(node: Node) -> None:
+    """As Ray lays them out: session_latest is a link to the folder of the newest session."""
+    folder = node.folder / "session_2026" / "logs"
+    folder.mkdir(parents=True)
+    (node.folder / "session_latest").symlink_to("session_2026")
+    for name in ("worker-aa-01000000-60.out", "worker-bb-01000000-61.out"):
+        (folder / name).write_text("[2026-06-02 08:00:00 TP0] Load weight begin.\n")
+    (folder / "worker-cc-01000000-62.out").symlink_to(node.folder / "stdout")
+    patterned(node, "session_latest/logs/worker-*.out")
+
+    seen = node.read()
+
+    assert set(values(seen, "log_lines_total")) == {("worker-aa-01000000-60.out",), ("worker-bb-01000000-61.out",)}
+    assert len(events(seen)) == 2

@@ -767,6 +767,81 @@ def test_a_worker_of_mpi_is_a_rank_below_tensorrt_llm_and_else_nothing(node: Nod
     assert node.ranks == {100: "main", 102: "TP0", 103: "TP1"}
 
 
+RAYLET = "/opt/ray/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/session_1/sockets/raylet"
+
+
+def ray_workers(node: Node, parent: int, *first: int) -> None:
+    """Two actors of vLLM below Ray's daemon, and one that waits for work."""
+    for pid in first:
+        node.tree.add(pid, "ray::RayWorkerWrapper.execute_method", comm="ray::RayWorkerW", ppid=parent)
+    node.tree.add(first[0] + 50, "ray::IDLE", comm="ray::IDLE", ppid=parent)
+
+
+def test_workers_below_a_daemon_of_ray_that_the_engine_started_are_ranks_by_the_log(node: Node) -> None:
+    node.vllm(ranks=0, command="vllm serve m -tp 2 --distributed-executor-backend ray")
+    node.tree.add(102, "/opt/ray/core/src/ray/gcs/gcs_server --log_dir=/x", comm="gcs_server", ppid=101)
+    node.tree.add(103, RAYLET, comm="raylet", ppid=101)
+    ray_workers(node, 103, 110, 111)
+
+    unnamed = dict(node.look().ranks)
+    node.rank_names = tuple(RankName("vllm-8000", 110 + rank, f"TP{rank}") for rank in (0, 1))
+    node.look()
+
+    front = {100: "main", 101: "engine", 102: "controller", 103: "controller"}
+    assert unnamed == {**front, 110: "worker", 111: "worker"}
+    assert node.ranks == {**front, 110: "TP0", 111: "TP1"}
+    assert node.alive() == {"engine": 1.0, "TP0": 1.0, "TP1": 1.0}
+
+
+def test_workers_below_a_daemon_of_ray_that_was_there_before_are_those_whose_pids_the_log_names(node: Node) -> None:
+    node.tree.add(40, RAYLET, comm="raylet")
+    node.vllm(ranks=0, command="vllm serve m -tp 2 --distributed-executor-backend ray")
+    ray_workers(node, 40, 60, 61, 62)
+    alone = dict(node.look().ranks)
+
+    node.rank_names = tuple(RankName("vllm-8000", 60 + rank, f"TP{rank}") for rank in (0, 1))
+    node.look()
+
+    assert alone == {100: "main", 101: "engine"}
+    assert node.ranks == {100: "main", 101: "engine", 60: "TP0", 61: "TP1"}  # 62 is another program's
+    assert node.look().alive() == {"engine": 1.0, "TP0": 1.0, "TP1": 1.0}
+    node.tree.end(61)
+    assert node.look().look().alive()["TP1"] == 0.0
+
+
+@pytest.mark.parametrize("other", ["title", "container", "log"])
+def test_a_process_is_no_worker_of_a_server_by_its_pid_alone(node: Node, other: str) -> None:
+    """A PID in a log may be that of another node or container, or a process of the machine may have it by now."""
+    container = f"0::/system.slice/docker-{64 * 'a'}.scope\n" if other == "container" else "0::/\n"
+    title = "ray::train" if other == "title" else "ray::RayWorkerWrapper"
+    node.vllm(ranks=0, command="vllm serve m -tp 2 --distributed-executor-backend ray")
+    node.tree.add(60, title, comm=title[:15], ppid=1, cgroup=container)
+    node.rank_names = (RankName("vllm-9000" if other == "log" else "vllm-8000", 60, "TP0"),)
+
+    node.look().look()
+
+    assert node.ranks == {100: "main", 101: "engine"}
+
+
+def test_workers_of_ray_alone_are_nobodys_server(node: Node) -> None:
+    node.tree.add(40, RAYLET, comm="raylet")
+    ray_workers(node, 40, 60, 61)
+
+    assert node.look().names == []
+
+
+def test_an_engine_in_a_replica_of_ray_serve_is_embedded_in_it(node: Node) -> None:
+    node.tree.add(40, RAYLET, comm="raylet")
+    node.tree.add(50, "ray::ServeReplica:llm:LLMServer", comm="ray::ServeRepli", ppid=40)
+    node.tree.add(51, "VLLM::EngineCore", comm="VLLM::EngineCor", ppid=50)
+    node.tree.add(60, "VLLM::Worker_TP0", comm="VLLM::Worker_TP", ppid=51)
+
+    server = node.look().server
+
+    assert (server.framework, server.role, server.root.pid) == ("vllm", "embedded", 50)
+    assert node.ranks == {50: "main", 51: "engine", 60: "TP0"}
+
+
 def test_a_worker_of_dynamo_has_no_port_to_be_watched(node: Node) -> None:
     node.tree.add(100, "python3 -m dynamo.vllm --model org/m", comm="python3")
     node.tree.add(101, "VLLM::EngineCore", ppid=100, comm="VLLM::EngineCor")

@@ -218,9 +218,11 @@ class Processes:
             if root.command is not None and root.command.framework in self._wanted:
                 self._track(root, root.command.framework, "server", taken, now)
                 return
-        top, command = [(other, other.command) for other in chain if other.command and other.command.role in _ENGINES][
-            -1
-        ]
+        top, command = [
+            (other, other.command)
+            for other in chain
+            if other.command and other.command.role in _ENGINES and other.command.titled_by in self._wanted
+        ][-1]
         parent = self._table.get(top.stat.ppid)
         if parent is None or parent.stat.comm in _SUPERVISORS:
             return  # an engine whose program is gone: nobody's server
@@ -357,6 +359,7 @@ class Processes:
             self._table.refresh(process, now)
         self._read_titles(tracked, scene, now)
         self._dismiss(tracked)
+        self._adopt_named(tracked, scene, now)
         children = self._adopt(tracked, now)
         self._name_ranks(tracked, scene)
         self._keep_to_limit(tracked)
@@ -455,6 +458,29 @@ class Processes:
                     others.append((known.id, _child_kind(known)))
                 queue.append((known.stat.pid, above, counts))
         return others
+
+    def _adopt_named(self, tracked: Tracked, scene: Scene, now: float) -> None:
+        """Take in workers that another program keeps for this server, as Ray's daemon does: its log names their PIDs.
+
+        A title that other programs have, too, is not enough; nor is a PID, which another container may have as well.
+        """
+        named = {item.pid for item in scene.rank_names if item.server == tracked.name}
+        root = self._table.find(tracked.root)
+        if not named or root is None:
+            return
+        taken = {process for each in self._tracked.values() for process in each.members}
+        for known in self._table:
+            command = known.command
+            if command is None or command.role != "worker" or command.titled_by or known.id in taken:
+                continue
+            is_ours = known.user == root.user and not known.stat.is_over
+            if is_ours and self._proc.inner_pid(known.stat.pid) in named and self._is_beside(tracked, known):
+                tracked.members[known.id] = Member(self._proc, known, "worker", "worker", now, self._room)
+
+    def _is_beside(self, tracked: Tracked, known: Known) -> bool:
+        """Whether a process is in the server's container, or in none as the server."""
+        placement = parse_cgroup(self._proc.cgroup(known.stat.pid))
+        return placement.container_id == tracked.placement.container_id
 
     def _keep_to_limit(self, tracked: Tracked) -> None:
         """Let go of ranks beyond the limit, and of as many others; titles may make a rank of any process."""
