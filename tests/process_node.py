@@ -8,7 +8,7 @@ from typing import Any
 from proc_tree import BOOT, DirectReads, ProcTree
 from stallwatch.config import Config, ConfiguredServer
 from stallwatch.frameworks import load_frameworks
-from stallwatch.model import RankName, Reading, Scene, Server
+from stallwatch.model import GpuUse, RankName, Reading, Scene, Server
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.processes import Processes
 from stallwatch.sources.unit_state import UnitStates
@@ -37,11 +37,12 @@ class Node:
         self.now = 1000.0
         self.ready: frozenset[str] = frozenset()
         self.rank_names: tuple[RankName, ...] = ()
+        self.gpu_uses: tuple[GpuUse, ...] = ()
         self.items: list[object] = []
 
     def look(self, seconds: float = 5.0) -> Node:
         self.now += seconds
-        scene = Scene(self.servers, self.rank_names, ready=self.ready)
+        scene = Scene(self.servers, self.rank_names, ready=self.ready, gpu_uses=self.gpu_uses)
         self.items = list(self.source.read(scene, Moment(self.now, BOOT + self.now)))
         return self
 

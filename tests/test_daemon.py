@@ -27,7 +27,18 @@ from stallwatch.daemon import (
     is_loss,
 )
 from stallwatch.memory import Memory
-from stallwatch.model import Event, Listener, Observation, ProcessId, RankName, Report, Result, Scene, Signal
+from stallwatch.model import (
+    Event,
+    GpuUse,
+    Listener,
+    Observation,
+    ProcessId,
+    RankName,
+    Report,
+    Result,
+    Scene,
+    Signal,
+)
 from stallwatch.poller import Poller, sort
 from stallwatch.sources import Host, Moment
 from stallwatch.timeline import MIB
@@ -46,6 +57,7 @@ class Stub:
         self.closed, self.configs = False, list[Config]()
         self.dropped_servers = 0
         self.dropped_ranks = 0
+        self.absent = False
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         yield from self.yields()
@@ -571,3 +583,32 @@ def test_a_daemon_without_memory_remembers_nothing() -> None:
     node.steps(3)
 
     assert node.daemon.remembered() is None
+
+
+# --- what sources tell each other, and sources that have nothing to read -----------------------------------
+
+
+def test_who_uses_a_card_stays_known_until_the_collector_says_otherwise() -> None:
+    uses = [GpuUse("GPU-0", 100)]
+    node = Node(gpu=lambda: uses)
+    node.step()
+    first = node.daemon.scene.gpu_uses
+    node.step("gpu")
+    kept = node.daemon.scene.gpu_uses
+    uses.clear()
+    node.step()
+
+    assert (first, kept, node.daemon.scene.gpu_uses) == ((GpuUse("GPU-0", 100),), (GpuUse("GPU-0", 100),), ())
+
+
+def test_a_collector_without_anything_to_read_has_no_health() -> None:
+    unreadable = signals.GPU_LOST.missing("error", "GPU-0")
+    node = Node(gpu=lambda: [unreadable])
+    there = node.step()
+    node.sources["gpu"].absent = True
+    absent = node.step()
+
+    assert "gpu" in {health.source for health in there.health}
+    assert there.read_errors["gpu", "error"] == 1
+    assert {health.source for health in absent.health} == {"processes", "threads", "logs"}
+    assert {collector for collector, _ in absent.read_errors} <= {"processes", "threads", "logs"}

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from stallwatch import signals
-from stallwatch.model import Event, Listener, Observation, ProcessId, RankName, Result, Scene, Server, Signal
+from stallwatch.model import Event, GpuUse, Listener, Observation, ProcessId, RankName, Result, Scene, Server, Signal
 from stallwatch.poller import MOST_WAITING, Poller, is_urgent, sort
 from stallwatch.sources import Moment
 
@@ -96,6 +96,8 @@ def test_only_the_collectors_that_find_them_say_that_there_are_none() -> None:
     assert sort("processes", [], 1.0).servers == ()
     assert sort("sockets", [], 1.0).listeners == ()
     assert sort("threads", [], 1.0).servers is None
+    assert (sort("gpu", [], 1.0).gpu_uses, sort("node", [], 1.0).gpu_uses) == ((), None)
+    assert sort("gpu", [GpuUse("GPU-0", 5)], 1.0).gpu_uses == (GpuUse("GPU-0", 5),)
 
 
 def test_a_read_is_measured_on_the_clock_it_was_given() -> None:
@@ -170,6 +172,27 @@ def test_the_last_success_stays_when_a_source_fails_later() -> None:
 
     health = polled.health()
     assert (health.success, health.last_success) == (False, 1000.25)
+
+
+def test_a_source_whose_call_outlived_its_read_is_no_success_and_shows_since_when() -> None:
+    class Leaving(Scripted):
+        in_flight_since: float | None = None
+        incomplete = False
+
+    clock, source = Clock(), Leaving([ALIVE])
+    polled = poller(source, clock)
+    polled.turn()
+    source.in_flight_since, source.incomplete = 990.0, True
+    clock.now = 1010.0
+    result = polled.turn()
+    overdue = polled.health()
+    source.in_flight_since, source.incomplete = None, False
+    polled.turn()
+
+    assert (result.error, result.readings) == (None, (ALIVE,))
+    assert (overdue.success, overdue.in_flight_since, overdue.last_success) == (False, 990.0, 1000.0)
+    health = polled.health()
+    assert (health.success, health.in_flight_since, health.last_success) == (True, None, 1010.0)
 
 
 def test_values_that_cannot_be_read_are_counted_by_reason() -> None:

@@ -12,7 +12,7 @@ import pytest
 from proc_tree import BOOT
 from process_node import INDUCTOR, SPAWN, TRACKER, Node, configured
 from stallwatch.config import Config, ConfiguredServer, Discovery, Limits, Match
-from stallwatch.model import ProcessId, RankName
+from stallwatch.model import GpuUse, ProcessId, RankName
 
 
 @pytest.fixture
@@ -42,6 +42,21 @@ def test_vllm_is_found_with_its_engine_and_ranks(node: Node) -> None:
         ("engine", "101", ""),
         ("TP0", "110", ""),
         ("TP1", "111", ""),
+    }
+
+
+def test_a_rank_says_which_cards_it_uses_and_one_that_uses_none_says_so(node: Node) -> None:
+    node.vllm(ranks=3)
+    node.gpu_uses = (GpuUse("GPU-a", 110), GpuUse("GPU-b", 110), GpuUse("GPU-c", 111), GpuUse("GPU-d", 999))
+
+    node.look()
+
+    assert {r.labels[1:] for r in node.readings("rank_info")} == {
+        ("engine", "101", ""),
+        ("TP0", "110", "GPU-a"),
+        ("TP0", "110", "GPU-b"),
+        ("TP1", "111", "GPU-c"),
+        ("TP2", "112", ""),
     }
 
 

@@ -223,6 +223,8 @@ class Daemon:
             self._wake_others(result)
         if result.listeners is not None:
             self._see_listeners(_distinct(result.listeners))
+        if result.gpu_uses is not None:
+            self.scene = replace(self.scene, gpu_uses=result.gpu_uses)
         if result.rank_names:
             known = dict.fromkeys((*self.scene.rank_names, *result.rank_names))
             self.scene = replace(self.scene, rank_names=tuple(known)[-MOST_RANK_NAMES:])
@@ -290,10 +292,11 @@ class Daemon:
             monotonic=monotonic,
             readings=(*readings, *self._silences(readings, wall)),
             servers=servers,
-            health=tuple(poller.health() for poller in self.pollers),
+            health=tuple(poller.health() for poller in self.pollers if not poller.is_absent),
             read_errors={
                 (poller.source.name, reason): count
                 for poller in self.pollers
+                if not poller.is_absent
                 for reason, count in poller.read_errors().items()
             },
             startups=self._episodes.startups(),

@@ -337,9 +337,17 @@ class Listener:
     reachable: bool = True  # False: in another network namespace, on its loopback only
 
 
-Observation = Reading | Event | Server | RankName | Listener
-"""Everything a source may yield.  Readings and events are evidence (and what a recording holds); the other
-three are what sources tell each other through the Scene."""
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """A process of a server (PID as in our /proc) uses a card, by the card's own list or its last one."""
+
+    gpu: str
+    pid: int
+
+
+Observation = Reading | Event | Server | RankName | Listener | GpuUse
+"""Everything a source may yield.  Readings and events are evidence (and what a recording holds); the others
+are what sources tell each other through the Scene."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +358,7 @@ class Scene:
     rank_names: tuple[RankName, ...] = ()
     listeners: tuple[Listener, ...] = ()
     ready: frozenset[str] = frozenset()  # names of the servers whose present start became ready
+    gpu_uses: tuple[GpuUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +374,7 @@ class Result:
     servers: tuple[Server, ...] | None = None
     rank_names: tuple[RankName, ...] = ()
     listeners: tuple[Listener, ...] | None = None
+    gpu_uses: tuple[GpuUse, ...] | None = None
     error: str | None = None  # class name of the exception, never its text
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from . import signals
-from .model import Event, Listener, Observation, RankName, Reading, Result, Scene, Server, SourceHealth
+from .model import Event, GpuUse, Listener, Observation, RankName, Reading, Result, Scene, Server, SourceHealth
 from .sources import Moment, Source
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ def sort(
     name: str, observations: Iterable[Observation], started: float, monotonic: Callable[[], float] = time.monotonic
 ) -> Result:
     """Make a Result of what a source yielded.  Raises what the source raises."""
-    found: dict[type, list[Observation]] = {Reading: [], Event: [], Server: [], RankName: [], Listener: []}
+    kinds = (Reading, Event, Server, RankName, Listener, GpuUse)
+    found: dict[type, list[Observation]] = {kind: [] for kind in kinds}
     for observation in observations:
         found[type(observation)].append(observation)
 
@@ -48,6 +49,7 @@ def sort(
         servers=of(Server) if name == "processes" else None,
         rank_names=of(RankName),
         listeners=of(Listener) if name == "sockets" else None,
+        gpu_uses=of(GpuUse) if name == "gpu" else None,
     )
 
 
@@ -79,6 +81,8 @@ class Poller:
         self._stopping = False
         self._woken = False
         self._in_flight: float | None = None
+        self._overdue: float | None = None  # since when a call waits that outlived the source's last read
+        self._incomplete = False  # the source's last read returned, but got nothing
         self._last_success: float | None = None
         self._last: Result | None = None
         self.finished = 0  # reads so far
@@ -115,14 +119,19 @@ class Poller:
     def health(self) -> SourceHealth:
         last, success = self._last, None
         if last is not None:
-            success = last.error is None
+            success = last.error is None and not self._incomplete
         return SourceHealth(
             source=self.source.name,
             success=success,
             duration_seconds=last.finished - last.started if last else None,
             last_success=self._last_success,
-            in_flight_since=self._in_flight,
+            in_flight_since=self._in_flight if self._overdue is None else self._overdue,
         )
+
+    @property
+    def is_absent(self) -> bool:
+        """There is nothing on this node that the source could read: it has no health to speak of."""
+        return bool(getattr(self.source, "absent", False))
 
     def read_errors(self) -> dict[str, int]:
         """reason -> values that could not be read so far."""
@@ -151,10 +160,13 @@ class Poller:
                 log.warning("source failed", exc_info=True, extra={"source": self.source.name})
         else:
             self._errors.update(reading.reason for reading in result.readings if reading.reason)
-            self._last_success = result.finished
+            if not getattr(self.source, "incomplete", False):
+                self._last_success = result.finished
             if self._last is not None and self._last.error is not None:
                 log.info("source works again", extra={"source": self.source.name})
         result = replace(result, cpu_seconds=time.thread_time() - cpu)
+        self._overdue = getattr(self.source, "in_flight_since", None)
+        self._incomplete = getattr(self.source, "incomplete", False)
         self._in_flight, self._last = None, result
         self.finished += 1
         return result
@@ -166,6 +178,7 @@ class Poller:
             sort(self.source.name, kept, started, self._monotonic),
             servers=None,
             listeners=None,
+            gpu_uses=None,
             error=type(error).__name__,
         )
 

@@ -43,7 +43,13 @@ class Moment:
 
 
 class Source(Protocol):
-    """What the poller runs.  Constructed once with the Host; may keep descriptors and counters."""
+    """What the poller runs.  Constructed once with the Host; may keep descriptors and counters.
+
+    It may also have: `configure(config)`, called when the configuration is read again; `again_seconds`, when it wants
+    to look sooner than its interval; `in_flight_since`, the monotonic time at which a call began that its last read
+    did not wait for; `incomplete`, true when that read got nothing of what it asked for; `absent`, true while there
+    is nothing on this node that it could read.
+    """
 
     name: ClassVar[str]
     signals: ClassVar[tuple[Signal, ...]]

@@ -170,8 +170,9 @@ class Processes:
             self._look_around(tracked, now.monotonic)
         self._reads.rest()
         self._forget(now.monotonic)
+        gpus = _gpus_by_pid(scene)
         for tracked in self._tracked.values():
-            yield from report(self._streams, tracked)
+            yield from report(self._streams, tracked, gpus)
         yield from self._report_absent()
         yield from self._report_unidentified()
 
@@ -595,6 +596,13 @@ class Processes:
         for reason, count in self._table.unread.items():
             if reason != "vanished":  # it came and went: nothing to know
                 yield from (UNIDENTIFIED.missing(reason) for _ in range(count))
+
+
+def _gpus_by_pid(scene: Scene) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for use in scene.gpu_uses:
+        found.setdefault(use.pid, []).append(use.gpu)
+    return found
 
 
 def _by_start(known: Known) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from .. import signals
@@ -19,8 +19,11 @@ VIRTUAL_MEMORY = Signal(
 )
 
 
-def report(streams: StreamPlaces, tracked: Tracked) -> Iterator[Observation]:
-    """Everything about one server; after its end only that it is gone, and whether that was orderly."""
+def report(streams: StreamPlaces, tracked: Tracked, gpus: Mapping[int, Sequence[str]]) -> Iterator[Observation]:
+    """Everything about one server; after its end only that it is gone, and whether that was orderly.
+
+    `gpus`: PID -> the cards it uses, as far as they are known.
+    """
     name = tracked.name
     yield signals.SERVER_ALIVE.read(float(not tracked.root_gone), name)
     yield signals.SERVER_START.read(tracked.started_at, name)
@@ -29,7 +32,7 @@ def report(streams: StreamPlaces, tracked: Tracked) -> Iterator[Observation]:
         yield signals.SERVER_SCOPE_ALIVE.read(float(tracked.around.scope_alive), name)
     if tracked.stopping is not None:
         yield signals.SERVER_STOPPING.read(float(tracked.stopping), name)
-    yield from _ranks(tracked)
+    yield from _ranks(tracked, gpus)
     if tracked.ended_at is not None:
         return
     yield server_of(streams, tracked)
@@ -40,8 +43,11 @@ def report(streams: StreamPlaces, tracked: Tracked) -> Iterator[Observation]:
         yield signals.CHILD_CPU.read(seconds, name, kind)
 
 
-def _ranks(tracked: Tracked) -> Iterator[Reading]:
-    """0 for the dead, 1 for those that were seen now, unreadable for those missing on one look."""
+def _ranks(tracked: Tracked, gpus: Mapping[int, Sequence[str]]) -> Iterator[Reading]:
+    """0 for the dead, 1 for those that were seen now, unreadable for those missing on one look.
+
+    stallwatch_rank_info{server="vllm-8000",rank="TP3",pid="4711",gpu="GPU-8f3b…"} 1, one for each card it uses
+    """
     watched: dict[str, list[Member]] = {}
     for member in tracked.members.values():
         if member.is_watched:
@@ -57,7 +63,8 @@ def _ranks(tracked: Tracked) -> Iterator[Reading]:
             yield signals.RANK_ALIVE.read(1.0, tracked.name, rank)
         yield from _answers(signals.RANK_TRACED, [member.traced for member in members], tracked.name, rank)
         for member in members:
-            yield signals.RANK_INFO.read(1.0, tracked.name, rank, str(member.id.pid), "")
+            for gpu in gpus.get(member.id.pid) or ("",):
+                yield signals.RANK_INFO.read(1.0, tracked.name, rank, str(member.id.pid), gpu)
 
 
 def _answers(signal: Signal, answers: Sequence[float | str | None], *labels: str) -> Iterator[Reading]:
