@@ -141,12 +141,11 @@ class KernelLog:
         """What came since the last look, oldest first; nothing when it cannot be read, see `reason`."""
         self.is_caught_up, self.reason = False, None
         try:
-            if self._device is None:
-                self._device = self.opened()
-            yield from self._records(self._device, now)
+            self._device = self._device or self.opened()
         except OSError as error:
-            self.reason = _reason(error)
-            self.close()
+            self._fail(error)
+        else:
+            yield from self._records(self._device, now)
 
     def opened(self) -> Device:
         return open_log(self._path, self._may_be_file)
@@ -181,7 +180,8 @@ class KernelLog:
                 break
             except OSError as error:
                 if error.errno not in (errno.EPIPE, errno.EINVAL):
-                    raise
+                    self._fail(error)
+                    return
                 self.missed += 1  # the next read goes on behind the gap, or behind the record that was too long
                 continue
             if not raw:
@@ -191,7 +191,8 @@ class KernelLog:
             return
         self.is_caught_up = True
 
-
-def _reason(error: OSError) -> str:
-    """Where the device is not there (a container that was not given it), or something else is, nothing vanished."""
-    return "not_supported" if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR) else reason_of(error)
+    def _fail(self, error: OSError) -> None:
+        """Where the device is not there (a container that was not given it), or something else is, nothing vanished."""
+        absent = error.errno in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
+        self.reason = "not_supported" if absent else reason_of(error)
+        self.close()
