@@ -12,6 +12,7 @@ from stallwatch import signals
 from stallwatch.model import (
     CHANNELS,
     ChannelState,
+    GpuState,
     Process,
     ProcessId,
     RankState,
@@ -24,6 +25,7 @@ from stallwatch.model import (
     Verdict,
 )
 
+GIB = 1 << 30
 GOLDEN = Path(__file__).parent / "golden"
 
 Golden = Callable[[str, str], None]
@@ -68,6 +70,11 @@ STALLED_SERVER = Server(
     labels={"team": "search"},
 )
 
+GPUS = (
+    GpuState("GPU-0", "0", 76 * GIB, 76.4 * GIB, 0.0, 118.2, 117.4),
+    GpuState("GPU-1", "1"),  # nothing of it can be read
+)
+
 STALLED = ServerReport(
     server=STALLED_SERVER,
     verdict=Verdict("stalled", "idle_wait", since=599.0, suspect_rank="TP1"),
@@ -85,8 +92,10 @@ STALLED = ServerReport(
         ChannelState("gpu_memory", "absent", None),
     ),
     ranks=(
-        RankState("TP0", 4010, "GPU-0", "post_load", 1.0, True, 401.5, {"futex": 205, "poll": 3, "disk": 0}, "futex"),
-        RankState("TP1", 4011, None, "loading_weights", 0.64, True, 420.0, {"sleep": 1}, None),
+        RankState(
+            "TP0", 4010, "GPU-0", "post_load", 1.0, True, 401.5, {"futex": 205, "poll": 3, "disk": 0}, "futex", GPUS[:1]
+        ),
+        RankState("TP1", 4011, None, "loading_weights", 0.64, True, 420.0, {"sleep": 1}, None, GPUS[1:]),
         RankState("TP2"),
     ),
     starts=1,

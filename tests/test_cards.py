@@ -10,7 +10,7 @@ import pytest
 from stallwatch import signals
 from stallwatch.card import MIB
 from stallwatch.cards import MOST_CARDS, MOST_RANKS_PER_CARD, Cards
-from stallwatch.model import Reading, Signal
+from stallwatch.model import GpuState, Reading, Signal
 
 STEP = 5.0
 WINDOW = 60.0
@@ -703,3 +703,39 @@ def test_readings_that_are_not_about_cards_are_ignored() -> None:
 
     assert len(node.cards) == 0
     assert set(node.channels().values()) == {None}
+
+
+# --- what a person is shown --------------------------------------------------------------------------------
+
+
+def info(gpu: str, index: str) -> Reading:
+    return signals.GPU_INFO.read(1, gpu, index, "NVIDIA H100 80GB HBM3", "9.0", "550.90", "0000:10:00.0", "")
+
+
+def test_a_rank_is_shown_its_card_and_what_is_not_read_is_not_known() -> None:
+    node = Node()
+    figures = card("GPU-1", used=77e9, util=0.0, power=SPIN, idle=IDLE)
+    node.looks(2, info("GPU-1", "1"), held(1000, "TP1", "GPU-1"), tie("TP0"), *figures)
+
+    assert node.cards.of_ranks("s", node.at) == {
+        "TP0": (GpuState("GPU-0"),),
+        "TP1": (GpuState("GPU-1", "1", 1000 * MIB, 77e9, 0.0, SPIN, IDLE),),
+    }
+    assert node.cards.of_ranks("other", node.at) == {}
+
+
+def test_a_card_that_does_not_answer_any_more_keeps_its_index_and_loses_its_figures() -> None:
+    node = Node()
+    for value in (1e9, None):
+        util = None if value is None else 0.0
+        node.looks(2, info("GPU-0", "3"), tie(), *card("GPU-0", used=value, util=util, power=value))
+
+    assert node.cards.of_ranks("s", node.at) == {"TP0": (GpuState("GPU-0", "3"),)}
+
+
+def test_a_rank_that_left_its_card_is_not_shown_on_it() -> None:
+    node = Node()
+    node.looks(2, held(1000))
+    node.looks(20, *card("GPU-0", used=1e9))
+
+    assert node.cards.of_ranks("s", node.at) == {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from feed import WALL, Counters, Feed, Serving, server
+from feed import WALL, CardFigures, Counters, Feed, Serving, server
 from stallwatch import signals
 from stallwatch.episodes import FAILED_KEPT_SECONDS, MOST_ENDED
-from stallwatch.model import Process, ProcessId, Verdict
+from stallwatch.model import GpuState, Process, ProcessId, Verdict
 from stallwatch.timeline import MIB
 
 
@@ -560,3 +560,28 @@ def test_a_port_of_somebody_else_is_named_once_the_start_stands_still() -> None:
     feed = started(Feed(serving=Serving(foreign=1.0)))
 
     assert reasons(feed.quiet_until(0.0, 300.0))[-1] == ("stalled", "port_taken")
+
+
+def test_the_report_names_the_cards_of_each_rank() -> None:
+    feed = started(Feed(cards={"TP1": CardFigures(held=76e9, utilization=1.0)}))
+    feed.gpus(5.0)
+    feed.look(5.0)
+
+    ranks = {rank.rank: rank for rank in feed.tick(5.0).ranks}
+    assert (ranks["TP1"].gpu, ranks["TP1"].gpus) == ("GPU-TP1", (GpuState("GPU-TP1", "", 76e9, None, 1.0),))
+    assert (ranks["TP0"].gpu, ranks["TP0"].gpus) == (None, ())
+
+
+def test_the_cards_of_a_rank_are_in_order_of_their_indices() -> None:
+    feed = started()
+    for index in ("10", "9", "2"):
+        gpu = f"GPU-{index}"
+        readings = [
+            signals.GPU_INFO.read(1, gpu, index, "", "", "", "", ""),
+            signals.GPU_PROCESS_MEMORY.read(1e9, gpu, "s", "TP0"),
+        ]
+        feed.timeline.put(readings, 5.0, 5.0)
+
+    (rank, _) = feed.tick(5.0).ranks
+    assert [gpu.index for gpu in rank.gpus] == ["2", "9", "10"]
+    assert rank.gpu == "GPU-2"

@@ -92,7 +92,8 @@ ALLOWED: Mapping[str, str] = {
     " poller memory",
     # From the Report to whoever reads it.
     "exposition": ". model signals config printable",
-    "presentation": "model printable",
+    "gpu_words": "model printable",
+    "presentation": "model printable gpu_words",
     "web": ". model descriptors config printable exposition presentation",
     # On top of all.
     "log_format": "",
@@ -113,7 +114,8 @@ ALLOWED: Mapping[str, str] = {
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation memory state_file web.*",
     "drill": "model strict_yaml config",
-    "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue record replay",
+    "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue record replay"
+    " drill.command drill.conditions",
     "__main__": "cli",
 }
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from stallwatch.model import REASONS, STATES, RankState, Report, Verdict
+from stallwatch.model import REASONS, STATES, GpuState, RankState, Report, Verdict
 from stallwatch.presentation import (
     REASON_WORDS,
     SEVERITY,
@@ -24,6 +24,7 @@ from stallwatch.presentation import (
 from stallwatch.printable import printable
 
 Golden = Callable[[str, str], None]
+GIB = 1 << 30
 
 CONTRACT_KEYS = {
     "server": (
@@ -96,6 +97,89 @@ def test_other_verdicts_are_told_in_one_line(report: Report, verdict: Verdict, r
     server = replace(report.servers[0], verdict=verdict, ready=ready)
 
     assert verdict_line(server_document(server, now=1000.0)) == expected
+
+
+def test_what_the_cards_do_is_told_with_whom_they_wait_for(report: Report) -> None:
+    ranks = tuple(
+        RankState(f"TP{number}", gpus=(GpuState(f"GPU-{number}", str(number), 76.2 * GIB, None, 0.004),))
+        for number in range(8)
+    )
+    verdict = Verdict("stalled", "idle_wait", 599.0, "TP5")
+    named, unnamed, blind, well = (
+        replace(report.servers[0], ranks=ranks, verdict=verdict),
+        replace(report.servers[0], ranks=ranks, verdict=replace(verdict, suspect_rank=None)),
+        replace(report.servers[0], ranks=(*ranks, RankState("TP8", gpus=(GpuState("GPU-8"),))), verdict=verdict),
+        replace(report.servers[0], ranks=ranks, verdict=replace(verdict, state="quiet", reason="none")),
+    )
+
+    told = [
+        verdict_words(server_document(each, now=1000.0)).partition(" in loading_weights")[2]
+        for each in (named, unnamed, blind, well)
+    ]
+
+    assert told == [
+        ": every thread is asleep, on each of 8 GPUs 76 GiB held, 0 % used, waiting for TP5",
+        ": every thread is asleep, on each of 8 GPUs 76 GiB held, 0 % used",
+        ": every thread is asleep, the others wait for TP5",
+        "",
+    ]
+
+
+def table_of(ranks: tuple[RankState, ...], report: Report, suspect: str | None = None) -> list[str]:
+    """Headings and rows of these ranks."""
+    verdict = Verdict("stalled", "idle_wait", 0.0, suspect)
+    told = text(document(replace(report, servers=(replace(report.servers[0], verdict=verdict, ranks=ranks),))))
+    lines = told.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("  rank "))
+    return lines[first : first + 1 + len(ranks)]
+
+
+def busy_rank(name: str, number: int) -> RankState:
+    """All that a rank can be, at its widest."""
+    return RankState(
+        rank=name,
+        pid=4_194_304,
+        phase="distributed_init",
+        load_progress=1.0,
+        alive=True,
+        progress_age_seconds=86_399.0,
+        wait={"futex": 205, "poll": 33, "sleep": 12, "running": 4, "disk": 1},
+        main_wait="futex",
+        gpus=(GpuState("GPU-0", str(number), 139.6 * GIB, 139.9 * GIB, 1.0, 1000.0, 144.0),),
+    )
+
+
+@pytest.mark.parametrize("names", [["TP0"], [f"TP{n}" for n in range(8)], [f"DP{n // 8}-TP{n % 8}" for n in range(64)]])
+def test_the_table_of_ranks_is_aligned_and_fits_a_terminal(names: list[str], report: Report) -> None:
+    lines = table_of(tuple(busy_rank(name, n) for n, name in enumerate(names)), report, names[-1])
+
+    assert max(map(len, lines)) <= 120
+    assert {line.index("futex") for line in lines[1:]} == {lines[0].index("threads")}
+    assert [line[0] for line in lines] == [" "] * len(names) + [">"]
+    assert all(line.endswith(", ...") for line in lines[1:])
+
+
+def test_threads_that_have_room_are_all_told(report: Report) -> None:
+    rank = replace(busy_rank("TP0", 0), gpus=())
+
+    header, row = table_of((rank,), report)
+
+    assert header.split() == ["rank", "pid", "phase", "load", "progress", "threads"]
+    assert row.endswith("  futex 205 (main), poll 33, sleep 12, running 4, disk 1")
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"),
+    [
+        (RankState("TP0", alive=False, wait={"futex": 3}), "dead"),
+        (RankState("TP0", alive=None), "?"),
+        (RankState("TP0", alive=True, wait={}), "none"),
+        (RankState("TP0", alive=True, wait={"poll": 1}, main_wait="sleep"), "main sleep, poll 1"),
+        (RankState("TP0", alive=True, wait={"poll": 1, "sleep": 2}, main_wait="poll"), "sleep 2, poll 1 (main)"),
+    ],
+)
+def test_threads_are_told_by_what_they_wait_in(rank: RankState, expected: str, report: Report) -> None:
+    assert table_of((rank,), report)[1].endswith(f"  {expected}")
 
 
 def test_every_reason_has_words() -> None:

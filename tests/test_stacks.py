@@ -457,7 +457,7 @@ def test_check_prints_the_stacks_below_their_rank(machine: Machine, run: Run) ->
     code, out = run("text", True)
 
     lines = out.splitlines()
-    row = next(number for number, line in enumerate(lines) if line.startswith("  TP1 "))
+    row = next(number for number, line in enumerate(lines) if line.startswith("> TP1 "))
     assert code == 1
     assert lines[row + 1 : row + 4] == [
         "    Python, thread 10 (MainThread):",

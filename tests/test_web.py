@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from stallwatch.descriptors import Shares
-from stallwatch.model import Report, Signal, Verdict
+from stallwatch.model import GpuState, RankState, Report, Signal, Verdict
 from stallwatch.presentation import document, verdict_words
 from stallwatch.web import Deadlines, HttpServer, ListenError, Published, serve_http
 from stallwatch.web.addresses import listen, split_address
@@ -179,7 +179,7 @@ def test_the_first_page_has_a_row_per_server(serve: Serve, report: Report) -> No
     page = body.decode()
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "default-src 'none'" in headers["content-security-policy"]
-    assert re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)', page) == [
+    assert re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)', page.partition("</table>")[0]) == [
         (server["server"], verdict_words(server)) for server in document(report)["servers"]
     ]
     assert not re.search(r"<script|<link|<img|src=|https?://", page)
@@ -191,7 +191,8 @@ def test_a_hostile_title_cannot_inject_into_the_page(report: Report) -> None:
     stalled = replace(
         report.servers[0],
         server=server,
-        verdict=Verdict("stalled", "idle_wait", 0.0, "<img src=x onerror=y>"),
+        verdict=Verdict("stalled", "idle_wait", 0.0, hostile),
+        ranks=(RankState(hostile, gpu=hostile), RankState("TP1", gpus=(GpuState(hostile, hostile),))),
     )
     tags: set[str] = set()
     texts: list[str] = []
@@ -206,7 +207,58 @@ def test_a_hostile_title_cannot_inject_into_the_page(report: Report) -> None:
     Reader().feed(html(document(replace(report, servers=(stalled,)))))
 
     assert not tags & {"script", "img"}
-    assert texts.count(hostile) == 2
+    assert texts.count(hostile) == 3  # name, model, index of a card
+    assert {f"Ranks of {hostile}", f"{hostile} (waited for)"} <= set(texts)
+    assert hostile[:12] in texts
+
+
+def test_the_page_shows_the_ranks_as_check_does_and_marks_the_one_that_is_waited_for(report: Report) -> None:
+    page = html(document(report))
+
+    rows = re.findall(r'<tr( class="bad")?><th scope="row">(TP[^<]+)</th>(.*)</tr>', page)
+    assert [(bool(kind), name) for kind, name, _ in rows] == [
+        (False, "TP0"),
+        (True, "TP1 (waited for)"),
+        (False, "TP2"),
+    ]
+    assert re.findall(r"<td>([^<]*)</td>", rows[0][2]) == (
+        [
+            "4010",
+            "post_load",
+            "100%",
+            "0",
+            "76.0 GiB",
+            "0%",
+            "118 W, idle 117 W",
+            "6m41s ago",
+            "futex 205 (main), poll 3",
+        ]
+    )
+    assert "<details open><summary>Ranks of sglang-8000" in page
+
+
+def test_the_ranks_of_a_server_that_is_well_are_folded_and_none_is_marked(report: Report) -> None:
+    working = replace(report.servers[0], verdict=Verdict("working", "none", 0.0, "TP1"))
+
+    page = html(document(replace(report, servers=(working,))))
+
+    assert "<details><summary>Ranks of sglang-8000" in page
+    assert "waited for" not in page
+
+
+def test_a_page_of_64_servers_of_8_ranks_is_below_150_kb(report: Report) -> None:
+    ranks = tuple(replace(report.servers[0].ranks[0], rank=f"TP{number}") for number in range(8))
+    servers = tuple(
+        replace(
+            report.servers[0], server=replace(report.servers[0].server, name=f"sglang-{8000 + number}"), ranks=ranks
+        )
+        for number in range(64)
+    )
+
+    page = html(document(replace(report, servers=servers)))
+
+    assert page.count("</tr>") == 1 + 64 + 64 * 9
+    assert len(page.encode()) < 150_000
 
 
 def test_a_node_without_servers_has_a_page(report: Report) -> None:

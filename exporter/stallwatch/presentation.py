@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from .gpu_words import GPU_CELLS, cards_of, gpu_document, gpu_words
 from .model import RankState, Report, Server, ServerReport
 from .printable import printable
 
@@ -49,6 +50,15 @@ REASON_WORDS: Mapping[str, str] = {
     "no_evidence": "there is too little evidence",
 }
 """What a reason means, for people; `none` has no words."""
+
+WIDTH = 120
+"""Columns a table of ranks fits into, as long as its ranks have short names."""
+
+_GAP = "  "
+_MARK = "> "
+"""Stands before the rank the others wait for, where other lines are indented."""
+
+_LEAST_ROOM = 12
 
 SEVERITY = ("stalled", "failed", "suspect", "unknown", "quiet", "slow", "working", "idle", "gone")
 """States, what needs a person first."""
@@ -112,6 +122,7 @@ def _rank(rank: RankState, server: Server) -> dict[str, Any]:
         "wait": None if rank.wait is None else {wait: count for wait, count in rank.wait.items() if count},
         "main_wait": rank.main_wait,
         "gpu": rank.gpu and printable(rank.gpu),
+        "gpus": [gpu_document(gpu) for gpu in rank.gpus],
         "progress_age_seconds": _number(rank.progress_age_seconds),
     }
 
@@ -165,9 +176,16 @@ def verdict_words(server: Document) -> str:
     because = [REASON_WORDS[reason]] if reason in REASON_WORDS else []
     if server["state"] == "idle" and reason == "no_evidence":
         because = ["ready; whether it has work is not known"]
-    if server["suspect_rank"] and server["state"] in EPISODE_STATES:
-        because.append(f"the others wait for {server['suspect_rank']}")
+    if server["state"] in EPISODE_STATES:
+        because += _whom_and_gpus(server["suspect_rank"], gpu_words(server["ranks"]))
     return words + (f": {', '.join(because)}" if because else "")
+
+
+def _whom_and_gpus(suspect: str | None, gpus: str) -> list[str]:
+    """What the ranks wait for, in one breath with what their cards do meanwhile."""
+    if not gpus:
+        return [f"the others wait for {suspect}"] if suspect else []
+    return [f"{gpus}, waiting for {suspect}" if suspect else gpus]
 
 
 def verdict_line(server: Document) -> str:
@@ -185,18 +203,20 @@ def text(report: Document) -> str:
 
 def _server_lines(server: Document) -> list[str]:
     lines = [verdict_line(server), _about(server), _when(server)]
-    lines += _rank_lines(server["ranks"])
+    lines += _rank_lines(server)
     lines += _table(("channel", "state", "last move"), server["channels"])
     lines += [f"  * {sentence}" for sentence in server.get("advice", ())]
     return [_shown(line.rstrip()) for line in lines]
 
 
-def _rank_lines(ranks: Sequence[Document]) -> list[str]:
+def _rank_lines(server: Document) -> list[str]:
     """The table of ranks; below each rank its stacks, and below all of them why some are missing."""
-    table = _table(("rank", "pid", "gpu", "phase", "load", "alive", "last progress", "threads"), ranks)
+    ranks = server["ranks"]
+    table = _ranks_in_width(ranks)
     lines = table[:1]
     for rank, row in zip(ranks, table[1:], strict=True):
-        lines += [row, *_stack_lines(rank.get("stacks"))]
+        lines += [f"{_MARK}{row[len(_MARK) :]}" if is_waited_for(rank, server) else row]
+        lines += _stack_lines(rank.get("stacks"))
     missing: dict[str, list[str]] = {}
     for rank in ranks:
         for problem in (rank.get("stacks") or {}).get("problems", ()):
@@ -206,6 +226,32 @@ def _rank_lines(ranks: Sequence[Document]) -> list[str]:
         problem: "every rank" if 1 < len(names) == asked else ", ".join(names) for problem, names in missing.items()
     }
     return lines + [f"  {names}: {problem}" for problem, names in whose.items()]
+
+
+def _ranks_in_width(ranks: Sequence[Document]) -> list[str]:
+    """Headings and rows of the ranks.  Threads come last and get what is left of WIDTH: the rarest give way."""
+    *columns, last = rank_columns(ranks)
+    rows = _table(columns, ranks)
+    if not rows:
+        return []
+    room = max(WIDTH - len(rows[0]) - len(_GAP), _LEAST_ROOM)
+    return [_GAP.join(line) for line in zip(rows, (last, *(_threads(rank, room) for rank in ranks)), strict=True)]
+
+
+def rank_columns(ranks: Iterable[Document]) -> tuple[str, ...]:
+    """The headings of the table of ranks; those of GPUs only where a card is known.  See `cell`."""
+    gpus = tuple(GPU_CELLS) if any(cards_of(rank) for rank in ranks) else ()
+    return ("rank", "pid", "phase", "load", *gpus, "progress", "threads")
+
+
+def cell(column: str, record: Document) -> str:
+    """What stands below a heading for a rank or a channel: `-` is none, or none known; `?` could not be read."""
+    return _CELLS[column](record)
+
+
+def is_waited_for(rank: Document, server: Document) -> bool:
+    """Whether it is the rank the others wait for."""
+    return server["state"] in EPISODE_STATES and rank["rank"] == server["suspect_rank"]
 
 
 def _stack_lines(stacks: Document | None) -> list[str]:
@@ -258,14 +304,14 @@ _LAST_MOMENT = 253402300800.0
 """Year 10000."""
 
 
-def _table(columns: tuple[str, ...], records: Iterable[Document]) -> list[str]:
+def _table(columns: Sequence[str], records: Iterable[Document]) -> list[str]:
     """The records as aligned columns below their headings; nothing for no record."""
-    rows = [[_CELLS[column](record) for column in columns] for record in records]
+    rows = [[cell(column, record) for column in columns] for record in records]
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (columns, *rows)
+        _GAP + _GAP.join(word.ljust(width) for word, width in zip(row, widths, strict=True)) for row in (columns, *rows)
     ]
 
 
@@ -273,14 +319,27 @@ def _ago(seconds: float | None) -> str:
     return "-" if seconds is None else f"{duration(seconds)} ago"
 
 
-def _threads(rank: Document) -> str:
-    """`futex 205, poll 3`: most frequent first; `?` when the wait classes are not known."""
-    waits = rank["wait"]
+def _threads(rank: Document, room: int = 1 << 16) -> str:
+    """`futex 205 (main), poll 3`: most frequent first; `?` when the wait classes are not known."""
+    if rank["alive"] is False:
+        return "dead"
+    waits, main = rank["wait"], rank.get("main_wait")
     if waits is None:
         return "?"
     counted = sorted(waits.items(), key=lambda item: (-item[1], item[0]))
-    words = ", ".join(f"{wait} {count}" for wait, count in counted) or "none"
-    return words + (f"; main thread {rank['main_wait']}" if rank.get("main_wait") else "")
+    words = [f"{wait} {count}" + (" (main)" if wait == main else "") for wait, count in counted] or ["none"]
+    if main and main not in waits:
+        words.insert(0, f"main {main}")
+    return _shortened(words, room)
+
+
+def _shortened(words: Sequence[str], room: int) -> str:
+    """The words with commas; the last ones give way to `...` when there is no room for all."""
+    for kept in range(len(words), 1, -1):
+        told = ", ".join((*words[:kept], *(("...",) if kept < len(words) else ())))
+        if len(told) <= room:
+            return told
+    return words[0] + (", ..." if len(words) > 1 else "")
 
 
 def _or_dash(key: str) -> Callable[[Document], str]:
@@ -290,11 +349,10 @@ def _or_dash(key: str) -> Callable[[Document], str]:
 _CELLS: Mapping[str, Callable[[Document], str]] = {
     "rank": _or_dash("rank"),
     "pid": _or_dash("pid"),
-    "gpu": _or_dash("gpu"),
     "phase": _or_dash("phase"),
     "load": lambda rank: "-" if rank["load_progress"] is None else f"{math.floor(rank['load_progress'] * 100 + 1e-9)}%",
-    "alive": lambda rank: {True: "yes", False: "no"}.get(rank["alive"], "?"),
-    "last progress": lambda rank: _ago(rank.get("progress_age_seconds")),
+    **GPU_CELLS,
+    "progress": lambda rank: _ago(rank.get("progress_age_seconds")),
     "threads": _threads,
     "channel": _or_dash("channel"),
     "state": _or_dash("state"),
