@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .frameworks import NO_EVENT, Framework
+from .frameworks.json_lines import BEGIN
 from .parse_input import Block, TimeOf
 from .sources.log_lines import Hit, LogScanner, _text, on_one_scale, parse_time, seconds_between
 
@@ -111,9 +112,11 @@ class LogClock:
 
     def printed(self, text: bytes) -> float | None:
         """The printed time of a line.  Hundreds are asked for in a block: only that group of the prefix is read."""
-        if (match := self.framework.prefix.match(_text(text[:PREFIX_BYTES]))) is None:
-            return None
-        stamp = next((stamp for name in self.groups if (stamp := match[name])), None)
+        line = _text(text[:PREFIX_BYTES])
+        match = self.framework.prefix.match(line)
+        stamp = next((stamp for name in self.groups if (stamp := match[name])), None) if match else None
+        if stamp is None and line.startswith(BEGIN, match.end() if match else 0):
+            stamp = self.framework.split(line)[0].time
         return parse_time(stamp) if stamp else None
 
     def learn(self, block: Block, first_line: int) -> float:

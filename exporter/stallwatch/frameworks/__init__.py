@@ -17,6 +17,7 @@ from typing import Literal
 
 from ..model import ERROR_KINDS, EVENTS
 from ..strict_yaml import InputError, Section, load
+from .json_lines import BEGIN, read_record
 
 NO_EVENT = "none"
 """In a pattern: the line is known and means nothing (a banner, a benign line that holds the word error)."""
@@ -267,11 +268,38 @@ class Framework:
         """What the beginning of a line says, and the message behind it."""
         match = self.prefix.match(text)
         prefix, message = (_prefix_of(self, match.groups()), text[match.end() :]) if match else (NO_PREFIX, text)
-        if not message.startswith("[rank") or prefix.own or prefix.uvicorn:
+        if prefix.own or prefix.uvicorn:
+            return prefix, message
+        if message.startswith(BEGIN):
+            return self._split_record(prefix, message)
+        if not message.startswith("[rank"):
             return prefix, message
         if (ranked := RANKED.match(message)) is None:
             return prefix, message
         return replace(prefix, rank=prefix.rank or ranked["rank"]), message[ranked.end() :]
+
+    def _split_record(self, before: Prefix, text: str) -> tuple[Prefix, str]:
+        """As `split`, of a record in JSON: its message may have a prefix of its own, and it has the record's time."""
+        record = read_record(text)
+        if record is None or record.message is None:
+            return (before if record is None else replace(before, time=record.time or None)), text
+        level = _LEVELS.get(record.level, record.level)
+        match = self.prefix.match(record.message)
+        inside, message = (
+            (_prefix_of(self, match.groups()), record.message[match.end() :]) if match else (NO_PREFIX, record.message)
+        )
+        uvicorn = inside.uvicorn or record.logger.startswith("uvicorn")
+        return Prefix(
+            time=record.time or inside.time,
+            parts=inside.parts or before.parts,
+            rank=inside.rank or before.rank,
+            pid=inside.pid or before.pid,
+            level=inside.level or level or None,
+            engine=inside.engine or before.engine,
+            relay=inside.relay or before.relay,
+            own=not uvicorn,
+            uvicorn=uvicorn,
+        ), message
 
     def fits(self, pattern: Pattern, prefix: Prefix, message: str) -> re.Match[str] | None:
         """Match a message, read behind `prefix`, with one pattern, its demands on the prefix included."""
