@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stallwatch import signals
+from stallwatch.drill.nvml_standin import NoCompilerError, build
 from stallwatch.model import (
     CHANNELS,
     ChannelState,
@@ -44,6 +45,15 @@ def levels_of_our_loggers() -> Iterator[None]:
     yield
     for logger, level in before:
         logger.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def nvml_standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in libnvidia-ml.so.1, built once; `StandIn(tmp_path, nvml_standin, count=8)` steers it."""
+    try:
+        return build(tmp_path_factory.mktemp("nvml"), "-Wall", "-Wextra", "-Werror")
+    except NoCompilerError as error:
+        pytest.skip(f"the stand-in libnvidia-ml.so.1 cannot be built: {error}")
 
 
 @pytest.fixture
