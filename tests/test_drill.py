@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
+from pathlib import Path
 
 import pytest
 
+from stallwatch.config import load_config
 from stallwatch.drill import story
+from stallwatch.drill.command import FASTEST, Pace, duration, expectation, list_conditions
 from stallwatch.drill.conditions import (
     CONDITIONS,
     Condition,
@@ -74,3 +78,42 @@ def _whole_log(condition: Condition) -> str:
     bars = "".join(story.shard_bar(share / 10) for share in range(11)) + "".join(story.capture_bars())
     lines += [story.scheduler_ready(), *(text for _, text in story.serving(1, 30000)), story.ready()]
     return bars + "".join(f"[2026-06-02 08:00:00] {line}\n" for line in lines + story.first_visitors())
+
+
+def test_the_list_has_a_line_for_each_condition_with_its_name_first() -> None:
+    out = io.StringIO()
+
+    assert list_conditions(out) == 0
+
+    assert [line.split()[0] for line in out.getvalue().splitlines()] == [condition.name for condition in CONDITIONS]
+
+
+@pytest.mark.parametrize("speed", [1.0, 3.0, 10.0, FASTEST])
+def test_the_times_of_a_drill_are_a_configuration_that_serve_takes(tmp_path: Path, speed: float) -> None:
+    file = tmp_path / "drill.yml"
+    file.write_text(Pace(speed).config())
+
+    config = load_config(str(file), ("sglang",))
+
+    assert config.verdict.stall_after == pytest.approx(240 / speed, abs=0.001)
+    assert config.verdict.budget("loading_weights") == pytest.approx(1800 / speed, abs=0.001)
+    assert config.intervals.threads == pytest.approx(max(0.1, 10 / speed), abs=0.001)
+    assert min(config.intervals.tick, config.intervals.logs) >= 0.1
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(240.0, "240s"), (0.1, "100ms"), (3.3333, "3333ms"), (0.0001, "1ms")])
+def test_durations_are_written_as_the_configuration_takes_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("barrier-deadlock", "stalled, idle_wait, rank TP3; 24s after"),
+        ("stopped-rank", "stalled, stopped, rank TP3; 6s after"),
+        ("phantom-hang", "idle; as soon as"),
+        ("dead-rank", "failed, rank_dead, rank TP3; a few seconds"),
+    ],
+)
+def test_a_drill_says_what_to_expect(name: str, words: str) -> None:
+    assert expectation(find_condition(name), Pace(10).thresholds).startswith(words)

@@ -47,15 +47,22 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_containers": "sources.log_mounts sources.procfs",
     "sources.log_decode": "",
     "sources.log_earlier": "",
-    "sources.log_lines": "model startup frameworks config",
+    "sources.log_lines": "model startup frameworks config sources.log_ranks sources.log_search sources.log_shapes"
+    " sources.log_text sources.log_times",
     "sources.log_places": "model sources.log_guard",
+    "sources.log_ranks": "frameworks",
+    "sources.log_search": "frameworks",
+    "sources.log_shapes": "frameworks sources.log_text",
     "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.log_guard"
     " sources.log_mounts sources.procfs",
     "sources.log_tail": "model",
+    "sources.log_text": "frameworks",
+    "sources.log_times": "",
     "sources.log_mounts": "",
     "sources.log_guard": "sources.log_mounts sources.log_tail",
     "sources.logs": "model signals startup config frameworks sources sources.journal sources.log_decode"
-    " sources.log_earlier sources.log_guard sources.log_lines sources.log_mounts sources.log_places sources.log_tail",
+    " sources.log_earlier sources.log_guard sources.log_lines sources.log_mounts sources.log_places sources.log_tail"
+    " sources.log_times",
     "sources.members": "model descriptors signals config frameworks sources.cgroups sources.cgroup_state"
     " sources.discovery sources.process_table sources.procfs",
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
@@ -101,7 +108,7 @@ ALLOWED: Mapping[str, str] = {
     "parse_silences": "frameworks frameworks.* parse_input sources.log_lines",
     "parse_text": "sources.log_kind",
     "parse": "model strict_yaml startup config frameworks parse_input parse_silences parse_text sources.log_kind"
-    " sources.log_lines",
+    " sources.log_lines sources.log_times",
     "assembly": "model strict_yaml config frameworks sources sources.logs sources.processes sources.table daemon poller"
     " memory",
     "catalogue": "model signals sources.table daemon exposition",
@@ -121,7 +128,7 @@ ALLOWED: Mapping[str, str] = {
 
 OUTSIDE: Mapping[str, str] = {
     # Names from other distributions -> the only modules that may import them.
-    "ahocorasick_rs": "sources.log_lines",
+    "ahocorasick_rs": "sources.log_search",
     "h11": "web.*",
     "prometheus_client": "exposition sources.endpoints",
     "pynvml": "sources.nvml",

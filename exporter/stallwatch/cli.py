@@ -125,21 +125,21 @@ def _known_variables() -> set[str]:
 def build_parser(environ: Mapping[str, str]) -> Parser:
     parser = Parser("stallwatch", description="Finds silent stalls of LLM inference servers.")
     parser.add_argument("--version", action="version", version=f"stallwatch {__version__}")
-    common = Parser(add_help=False)
-    common.add_argument("--version", action="version", version=f"stallwatch {__version__}")
-    add_flag(
-        common,
-        "--log.level",
-        environ,
-        choices=log_format.LEVELS,
-        default="info",
-        help="least severe line logged",
-    )
-    add_flag(common, "--log.format", environ, choices=log_format.FORMATS, default="logfmt", help="form of our log")
+    common = _common(environ, level="info", form="logfmt")
     commands = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", parser_class=Parser)
     for name, (text, add, _) in COMMANDS.items():
         add(commands.add_parser(name, parents=[common], help=text, description=text), environ)
     return parser
+
+
+def _common(environ: Mapping[str, str], level: str, form: str) -> Parser:
+    """The flags that every command takes."""
+    common = Parser(add_help=False)
+    common.add_argument("--version", action="version", version=f"stallwatch {__version__}")
+    text = "least severe line logged"
+    add_flag(common, "--log.level", environ, choices=log_format.LEVELS, default=level, help=text)
+    add_flag(common, "--log.format", environ, choices=log_format.FORMATS, default=form, help="form of our log")
+    return common
 
 
 def _add_looking(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
@@ -223,6 +223,31 @@ def _add_replay(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> 
     parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output")
 
 
+def _add_drill(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="list|run", required=True, parser_class=Parser)
+    common = _common({}, level=argparse.SUPPRESS, form=argparse.SUPPRESS)  # what stands before the action holds
+    text = "list the conditions, one a line, the name first"
+    actions.add_parser("list", parents=[common], help=text, description=text)
+    text = "start a harmless stand-in server that really is in the named condition"
+    run = actions.add_parser("run", parents=[common], help=text, description=text)
+    run.add_argument("name", metavar="NAME", help="a condition, see drill list")
+    run.add_argument("--for", dest="seconds", type=_watch, default=300.0, metavar="DURATION", help="how long (5m)")
+    run.add_argument("--speed", type=_speed, default=10.0, metavar="N", help="what all times are divided by (10)")
+    run.add_argument("--serve", action="store_true", help="run an exporter with these times, too")
+
+
+def _speed(text: str) -> float:
+    from .drill.command import FASTEST
+
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 1 <= speed <= FASTEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no speed; allowed is 1 to {FASTEST:g}")
+    return speed
+
+
 def _add_nothing(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
     """No flags of its own."""
 
@@ -289,6 +314,19 @@ def _run_replay(arguments: argparse.Namespace) -> int:
     return replay(arguments.files, config, None, arguments.format)
 
 
+def _run_drill(arguments: argparse.Namespace) -> int:
+    from .drill import command
+    from .drill.conditions import UnknownSettingError, find_condition
+
+    if arguments.action == "list":
+        return command.list_conditions(sys.stdout)
+    try:
+        condition = find_condition(arguments.name)
+    except UnknownSettingError as error:
+        raise UsageError(str(error)) from None
+    return command.run(condition, arguments.seconds, arguments.speed, arguments.serve, sys.stdout)
+
+
 def _run_frameworks(arguments: argparse.Namespace) -> int:
     from .frameworks import describe, load_frameworks
 
@@ -313,6 +351,7 @@ COMMANDS: Mapping[str, tuple[str, Adder, Callable[[argparse.Namespace], int]]] =
     "parse": ("read whole logs and say how far the start came", _add_parse, _run_parse),
     "record": ("write what the collectors read to a file", _add_record, _run_record),
     "replay": ("judge a recording as serve would have", _add_replay, _run_replay),
+    "drill": ("a stand-in server in a named condition, to test paging end to end", _add_drill, _run_drill),
     "frameworks": ("list the inference servers that are known", _add_nothing, _run_frameworks),
     "signals": ("list everything that is observed", _add_nothing, _run_signals),
 }

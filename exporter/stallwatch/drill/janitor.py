@@ -10,8 +10,12 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 
 _PATIENCE_SECONDS = 1.0
 
@@ -33,6 +37,26 @@ def end_group(group: int) -> None:
         while time.monotonic() < deadline:
             os.killpg(group, signal.SIGKILL)
             time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def cleaned_up(folder: Path) -> Iterator[IO[str]]:
+    """A janitor for `folder`: yields its stdin.  Closing that (our end does, too) sets it to work; waits for it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        start_new_session=True,
+        text=True,
+    )
+    assert process.stdin is not None  # noqa: S101  # stdin=PIPE
+    try:
+        yield process.stdin
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait()
 
 
 if __name__ == "__main__":

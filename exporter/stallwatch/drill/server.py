@@ -61,10 +61,10 @@ def run_server(plan_file: Path) -> None:
     write_line(story.arguments(plan.model, plan.condition.ranks, plan.port))
     start_crowd(plan.condition.frontend_threads, 1)
     processes, words = _start_processes(plan)
+    _end_on_sigterm(processes)
     for word in words:
         word.recv()
-    server = _serve(plan)
-    _end_on_sigterm(processes, server)
+    _serve(plan)
     wait_for_ever()
 
 
@@ -96,7 +96,7 @@ def _rank_plan(plan: Plan, rank: int) -> RankPlan:
     return RankPlan(rank, plan.condition, Path(plan.weights[rank]), os.getpid(), plan.limit_seconds)
 
 
-def _serve(plan: Plan) -> ThreadingHTTPServer:
+def _serve(plan: Plan) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", plan.port), _handler(plan.condition.logs_access))
     Thread(target=server.serve_forever, daemon=True).start()
     now = datetime.now().astimezone()
@@ -106,7 +106,6 @@ def _serve(plan: Plan) -> ThreadingHTTPServer:
     write_line(story.ready())
     for text in story.first_visitors():
         write_line(text)
-    return server
 
 
 def _handler(logs_access: bool) -> type[BaseHTTPRequestHandler]:
@@ -129,11 +128,12 @@ def _handler(logs_access: bool) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _end_on_sigterm(processes: list[BaseProcess], server: ThreadingHTTPServer) -> None:
+def _end_on_sigterm(processes: list[BaseProcess]) -> None:
+    """An orderly end, in a deadlock too: the end of a drill is no failure that pages."""
+
     def end(_number: int, _frame: FrameType | None) -> None:
         for text in story.leaving(os.getpid()):
             write_line(text)
-        server.server_close()
         for process in processes:
             process.kill()
         for process in processes:

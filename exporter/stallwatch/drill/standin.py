@@ -14,14 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from ..strict_yaml import parse_duration
 from .conditions import Condition, UnknownSettingError, find_condition, with_settings
-from .janitor import end_group
+from .janitor import cleaned_up, end_group
 from .server import Plan
 from .weights import write_weights
 
@@ -51,7 +49,7 @@ def run(condition: Condition, port: int, limit_seconds: float, log: Path | None 
     `log` receives stdout and stderr and is kept; without it the log lies in the folder and goes with it.
     """
     folder = Path(tempfile.mkdtemp(prefix="stallwatch-drill-"))
-    with _janitor(folder) as pipe:
+    with cleaned_up(folder) as pipe:
         process = _start(folder, condition, port, limit_seconds, log or folder / "server.log")
         print(process.pid, file=pipe, flush=True)
         print(f"pid {process.pid}", flush=True)
@@ -87,34 +85,6 @@ def _start(folder: Path, condition: Condition, port: int, limit_seconds: float, 
             stderr=output,
             process_group=0,
         )
-
-
-def _janitor(folder: Path) -> _Pipe:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stallwatch.drill.janitor", str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        start_new_session=True,
-        text=True,
-    )
-    return _Pipe(process)
-
-
-class _Pipe:
-    """The janitor's stdin; closing it sets the janitor to work, and we wait until it is done."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def __enter__(self) -> IO[str]:
-        assert self._process.stdin is not None  # noqa: S101  # stdin=PIPE
-        return self._process.stdin
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(BrokenPipeError):
-            self.__enter__().close()
-        self._process.wait()
 
 
 def _end_with_us(process: subprocess.Popen[bytes]) -> None:

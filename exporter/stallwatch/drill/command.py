@@ -1,0 +1,175 @@
+"""`stallwatch drill`: lists the conditions, and starts a stand-in server that really is in one of them.
+
+Whatever ends this program (Ctrl-C, the time limit, kill -9) ends what it started and removes its files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from ..config import Intervals, Thresholds
+from ..model import PHASES
+from .conditions import CONDITIONS, Condition
+from .janitor import cleaned_up
+from .leash import die_with_parent
+
+SHORTEST_INTERVAL_SECONDS = 0.1
+FASTEST = 60.0
+"""Beyond this a look takes longer than a verdict may."""
+
+_END_SECONDS = 10.0
+
+
+def list_conditions(out: TextIO) -> int:
+    """One line each, the name first."""
+    width = max(len(condition.name) for condition in CONDITIONS)
+    for condition in CONDITIONS:
+        print(f"{condition.name:{width}}  {condition.summary}", file=out)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The times of a verdict, divided by `speed`; seconds."""
+
+    speed: float = 1.0
+
+    @property
+    def thresholds(self) -> Thresholds:
+        shipped = Thresholds()
+        times = {f.name: getattr(shipped, f.name) / self.speed for f in fields(Thresholds) if f.name != "budgets"}
+        return Thresholds(**times, budgets={phase: shipped.budget(phase) / self.speed for phase in PHASES})
+
+    @property
+    def intervals(self) -> Intervals:
+        shipped = Intervals()
+        return Intervals(
+            **{f.name: max(SHORTEST_INTERVAL_SECONDS, getattr(shipped, f.name) / self.speed) for f in fields(Intervals)}
+        )
+
+    def config(self) -> str:
+        """The configuration file with these times."""
+        thresholds, intervals = self.thresholds, self.intervals
+        verdict = {f.name: getattr(thresholds, f.name) for f in fields(Thresholds) if f.name != "budgets"}
+        lines = ["verdict:", *_yaml(verdict), "  budgets:", *(f"  {line}" for line in _yaml(dict(thresholds.budgets)))]
+        lines += ["intervals:", *_yaml({f.name: getattr(intervals, f.name) for f in fields(Intervals)})]
+        return "\n".join([f"# the shipped times divided by {self.speed:g}", *lines]) + "\n"
+
+
+def _yaml(times: dict[str, float]) -> list[str]:
+    return [f"  {name}: {duration(seconds)}" for name, seconds in times.items()]
+
+
+def duration(seconds: float) -> str:
+    """As the configuration takes it: whole seconds, else whole milliseconds."""
+    return f"{seconds:.0f}s" if seconds == round(seconds) else f"{max(1, round(seconds * 1000))}ms"
+
+
+def expectation(condition: Condition, thresholds: Thresholds) -> str:
+    """What stallwatch should say, and when."""
+    words = [condition.expected_state]
+    if condition.expected_reason != "none":
+        words.append(condition.expected_reason)
+    if condition.expected_rank is not None:
+        words.append(f"rank {condition.expected_rank}")
+    return f"{', '.join(words)}; {_moment(condition, thresholds)}"
+
+
+def _moment(condition: Condition, thresholds: Thresholds) -> str:
+    if condition.expected_state == "failed":
+        return "a few seconds after the rank is gone"
+    if condition.expected_state == "idle":
+        return "as soon as the server is ready, and never stalled before"
+    silence = thresholds.window if condition.expected_reason == "stopped" else thresholds.stall_after
+    return f"{duration(silence)} after the last progress, which is the end of the load"
+
+
+def run(condition: Condition, limit_seconds: float, speed: float, serves: bool, out: TextIO) -> int:
+    """Start the stand-in, say what to expect, and wait for the time limit or a signal."""
+    pace, port = Pace(speed), _free_port()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(_folder()))
+        config = folder / "stallwatch.yml"
+        config.write_text(pace.config())
+        print(f"{condition.name}: {condition.summary}", file=out)
+        print(f"server: sglang-{port}, for {duration(limit_seconds)}", file=out)
+        print(f"stallwatch should say: {expectation(condition, pace.thresholds)}", file=out)
+        print(f"configuration: {config}\n\n{pace.config()}", file=out, flush=True)
+        stack.enter_context(_ended_by_signals())
+        command = [sys.executable, "-m", "stallwatch.drill.standin", condition.name, "--port", str(port)]
+        command += ["--for", duration(limit_seconds + _END_SECONDS)]  # we end it, and the exporter before it
+        command += ["--set", f"slow_seconds={condition.slow_seconds / speed}"]
+        with suppress(_EndedError):
+            standin = stack.enter_context(_child(command, signal.SIGKILL, quiet=True))
+            if serves:
+                exporter = [sys.executable, "-m", "stallwatch", "serve", "--config.file", str(config)]
+                stack.enter_context(_child(exporter, signal.SIGTERM))
+            with suppress(subprocess.TimeoutExpired):
+                standin.wait(limit_seconds)
+    return 0
+
+
+class _EndedError(Exception):
+    """Raised by SIGINT and SIGTERM."""
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    def end(_number: int, _frame: FrameType | None) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # the second Ctrl-C must not stop the cleaning up
+        raise _EndedError
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _child(command: Sequence[str], last_word: signal.Signals, quiet: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that gets `last_word` should we be killed; in a process group of its own, so that Ctrl-C is ours."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if quiet else None,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        process_group=0,
+        preexec_fn=partial(die_with_parent, os.getpid(), last_word),
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="stallwatch-drill-")
+    with cleaned_up(Path(folder)):
+        yield folder
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

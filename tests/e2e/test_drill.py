@@ -1,0 +1,72 @@
+"""`stallwatch drill run` tests paging end to end, and leaves nothing behind, whatever ends it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .harness import Program, free_port, wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+class Drill(Program):
+    def __init__(self, name: str, folder: Path, *flags: str) -> None:
+        self.port = free_port()
+        command = [str(Path(sys.executable).with_name("stallwatch")), "drill", "run", name, *flags]
+        environment = {"STALLWATCH_WEB_LISTEN_ADDRESS": f"127.0.0.1:{self.port}"}
+        super().__init__(command, folder / "drill.out", environment)
+
+    def said(self, pattern: str) -> re.Match[str] | None:
+        return re.search(pattern, self.output.read_text(errors="replace"), re.MULTILINE)
+
+    def wait_for(self, pattern: str, within: float) -> re.Match[str]:
+        found = wait_until(lambda: self.said(pattern), within, f"{pattern}\n{self.tail(40)}")
+        assert isinstance(found, re.Match)
+        return found
+
+
+def test_a_deadlock_is_called_stalled_and_the_end_of_the_drill_is_no_failure(tmp_path: Path) -> None:
+    with Drill("barrier-deadlock", tmp_path, "--for", "40s", "--speed", "20", "--serve") as drill:
+        drill.wait_for(r"^stallwatch should say: stalled, idle_wait, rank TP3", 10)
+        server = drill.wait_for(r"^server: (sglang-\d+)", 10)[1]
+        drill.wait_for(rf"^{server}  stalled \(idle_wait\).*TP3", 38)
+        assert drill.process.wait(30) == 0
+
+        assert not drill.said("failed")
+        assert not Path(drill.wait_for(r"^configuration: (.*)$", 1)[1]).parent.exists()
+
+
+def test_a_normal_start_is_never_called_stalled(tmp_path: Path) -> None:
+    with Drill("normal", tmp_path, "--for", "45s", "--speed", "20", "--serve") as drill:
+        server = drill.wait_for(r"^server: (sglang-\d+)", 10)[1]
+        drill.wait_for(rf"^{server}  idle", 40)
+        assert drill.process.wait(45) == 0
+
+        assert not drill.said(rf"^{server}  (stalled|suspect|failed)")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
+    with Drill("dead-rank", tmp_path, "--serve") as drill:
+        config = Path(drill.wait_for(r"^configuration: (.*)$", 20)[1])
+        drill.wait_for(r"^sglang-\d+ ", 30)
+        family = wait_until(lambda: f if len(f := drill.family()) >= 12 else None, 20.0, "all processes")
+
+        drill.process.send_signal(number)
+
+        assert drill.process.wait(20) == (0 if number == signal.SIGINT else -signal.SIGKILL)
+        wait_until(lambda: not any(_lives(process) for process in family), 20.0, f"all gone: {family}")
+        wait_until(lambda: not config.parent.exists(), 10.0, f"{config.parent} removed")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
