@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from stallwatch.frameworks import Framework, load_frameworks, quantity
-from stallwatch.sources import log_lines
-from stallwatch.sources.log_lines import Hit, LogScanner, parse_time
+from stallwatch.sources import log_lines, log_text
+from stallwatch.sources.log_lines import Hit, LogScanner
+from stallwatch.sources.log_times import parse_time
 
 FRAMEWORKS = {framework.name: framework for framework in load_frameworks()}
 FOLDER = Path(__file__).parent / "frameworks"
@@ -300,6 +301,6 @@ def test_no_expression_of_a_framework_explodes_on_an_endless_line(name: str) -> 
 )
 def test_the_search_for_bars_does_not_explode(text: str) -> None:
     with guarded():
-        found = log_lines._pieces(text.encode())
+        found = log_text.pieces_of(text.encode())
 
     assert b"".join(found) == text.encode()

@@ -105,7 +105,7 @@ ALLOWED: Mapping[str, str] = {
     # On top of all.
     "log_format": "",
     "parse_input": "printable strict_yaml sources.log_decode",
-    "parse_silences": "frameworks frameworks.* parse_input sources.log_lines",
+    "parse_silences": "frameworks frameworks.* parse_input sources.log_lines sources.log_text sources.log_times",
     "parse_text": "sources.log_kind",
     "parse": "model strict_yaml startup config frameworks parse_input parse_silences parse_text sources.log_kind"
     " sources.log_lines sources.log_times",

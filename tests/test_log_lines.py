@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from stallwatch.config import Limits
 from stallwatch.frameworks import load_frameworks
-from stallwatch.sources import log_lines
-from stallwatch.sources.log_lines import Hit, LogScanner, parse_time, seconds_between
+from stallwatch.sources import log_lines, log_search, log_shapes
+from stallwatch.sources.log_lines import Hit, LogScanner
+from stallwatch.sources.log_times import parse_time, seconds_between
 
 FRAMEWORKS = {framework.name: framework for framework in load_frameworks()}
 STEADY = '[2026-06-02 08:30:00] INFO:     10.0.0.7:4711 - "POST /generate HTTP/1.1" 200 OK'
@@ -260,7 +261,7 @@ def test_warnings_tracebacks_and_dumps_are_not_novel(text: str) -> None:
     scanner = LogScanner(FRAMEWORKS["vllm"])
 
     assert feed(scanner, text) == []
-    assert scanner.repeats == 1
+    assert scanner._shapes.shapes == set()
 
 
 def test_a_hundred_thousand_shapes_do_not_grow_memory() -> None:
@@ -270,8 +271,8 @@ def test_a_hundred_thousand_shapes_do_not_grow_memory() -> None:
     for _ in range(20):
         feed(scanner, *("".join(letters.choices("abcdefghij", k=12)) for _ in range(5000)))
 
-    start = scanner._start
-    assert len(start.shapes) <= len(start.cheap_shapes) <= log_lines.MAX_SHAPES + 5000
+    shapes = scanner._shapes
+    assert len(shapes.shapes) <= len(shapes.cheap_shapes) <= log_shapes.MAX_SHAPES + 5000
     assert scanner.lines == 100_000
 
 
@@ -365,9 +366,9 @@ def test_the_search_without_the_wheel_finds_the_same() -> None:
     literals = [b"ready", b"already", b"read", b"roll!"]
     block = b"already ready to roll! read\nnothing\nroll!"
 
-    fast = log_lines.literal_finder(literals)(block)
+    fast = log_search.literal_finder(literals)(block)
 
-    assert sorted(fast) == sorted(log_lines._plain_finder(literals)(block))
+    assert sorted(fast) == sorted(log_search._plain_finder(literals)(block))
 
 
 # --- lines that repeat but for their digits ---------------------------------------------------------------------

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from .frameworks import NO_EVENT, Framework
 from .frameworks.json_lines import BEGIN
 from .parse_input import Block, TimeOf
-from .sources.log_lines import Hit, LogScanner, _text, on_one_scale, parse_time, seconds_between
+from .sources.log_lines import Hit, LogScanner
+from .sources.log_text import text_of
+from .sources.log_times import on_one_scale, parse_time, seconds_between
 
 MOST_SILENCES = 5
 PREFIX_BYTES = 400
@@ -112,7 +114,7 @@ class LogClock:
 
     def printed(self, text: bytes) -> float | None:
         """The printed time of a line.  Hundreds are asked for in a block: only that group of the prefix is read."""
-        line = _text(text[:PREFIX_BYTES])
+        line = text_of(text[:PREFIX_BYTES])
         match = self.framework.prefix.match(line)
         stamp = next((stamp for name in self.groups if (stamp := match[name])), None) if match else None
         if stamp is None and line.startswith(BEGIN, match.end() if match else 0):

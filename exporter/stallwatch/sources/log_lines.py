@@ -1,36 +1,26 @@
 """Bytes of one log become what they say: recognised lines, counts, names of ranks, shapes of unknown lines.
 
-A block of whole lines is searched once for the literals of all patterns (Aho-Corasick); regular expressions
-run on hit lines only.  After ready the frequent lines are left out of that search and merely counted.
-Nothing here raises on any input: NUL bytes, invalid UTF-8, endless lines are read like everything else.
+A block of whole lines is searched once for the literals of all patterns (see log_search); regular expressions
+run on hit lines only.  Nothing here raises on any input: NUL bytes, invalid UTF-8, endless lines are read like
+everything else.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from functools import lru_cache
-from itertools import groupby
 
 from ..config import Limits
-from ..frameworks import (
-    DOTS,
-    NO_EVENT,
-    NUMBER_FIELDS,
-    RANKED,
-    Framework,
-    Pattern,
-    Prefix,
-    quantity,
-    rank_name,
-    whole_number,
-)
+from ..frameworks import NO_EVENT, RANKED, Framework, Pattern, Prefix
+from .log_ranks import Ranks
+from .log_search import Steady, lexicon_of, steady_search
+from .log_shapes import Shapes
+from .log_text import groups_of, is_drawn, numbers_of, pieces_of, text_of
+from .log_times import parse_time
 
-MAX_SHAPES = 20_000
-"""Distinct line shapes remembered in one start; beyond it every unknown line counts as a repeat."""
 MAX_NOVEL = 16
 """Novel lines reported per block; ten in a row carry the stall clock at most, so more say nothing."""
 LOOK_BACK = 48
@@ -43,61 +33,15 @@ MAX_REPEATS = 1024
 """Lines that repeat but for their digits and are known as such; with more of them all are forgotten."""
 REPEAT_CHARACTERS = 2000
 """A longer line is never known as one that repeats."""
-CLASSIFIED_CHARACTERS = 16_384
-"""Of a hit line only this much is matched; argument dumps are longer than anything else that matters."""
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_COUNT = rb"\d[\d.,]{0,20}[kKMGTP]?i?B?"
-_BAR = re.compile(
-    rb"(?:\[\w+\])?[^|\[\]]{0,160}\|[^\[\]]{0,100}?"
-    + _COUNT
-    + rb"/"
-    + _COUNT
-    + rb"(?: \[[^\]\n]{0,100}\]|,\s{1,3}[\d.?]{1,12}[kKMGTP]?i?B/s)(?:[^\S\r\n]|\x1b\[[0-9;]*[A-Za-z])*"
-)
-_DOTS = re.compile(rb"\.{2,}")
-_CLOCK = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,6}))?"
-_TIMES = tuple(
-    re.compile(form + _CLOCK)
-    for form in (
-        r"(?:(?P<year>\d{4})-)?(?P<month>\d\d)-(?P<day>\d\d)[ T]",
-        r"(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>\d{4})-",  # TensorRT-LLM: 12/20/2025-04:21:37
-        r"(?P<month>\d\d)(?P<day>\d\d) ",  # C++ loggers: 1220 04:21:37.000123
-    )
-)
-_UPTIME = re.compile(r"(\d{1,6})\.(\d\d)\.(\d{3})\.(\d{3})")
-"""Minutes, seconds, milli- and microseconds since the process began, as llama.cpp prints them."""
 _VERSION = re.compile(r"\d{1,9}|v?\d{1,4}\.\d{1,4}[\w.+-]{0,40}")
 """It becomes a label: what only stands in its place is none."""
-_DIGITS = b"0123456789"
-_MASK = re.compile(
-    r"'[^']*'|\"[^\"]*\"|`[^`]*`"  # quoted
-    r"|(?:\w+://|/|\.{1,2}/)\S+"  # URLs and paths
-    r"|\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F]*\b(?:[-:.](?:0x)?[0-9a-fA-F]+)*"  # hashes, UUIDs, addresses
-    r"|\d+"
-)
-_NOT_NOVEL = re.compile(
-    r"\s|$"  # continuation lines: traceback frames, banners
-    r"|\[(?:rank\d+\]:\[)?[WEF]\d{0,4}|\[rank\d+\]:"  # C++ warnings, NCCL and c10d dumps
-    r"|[\w.]*(?:Error|Exception|Warning|Interrupt|Exit)\b"
-    r"|Traceback |During handling |The above exception |File \"|Fatal Python error"
-    r"|Thread (?:0x|\d+ \()|Current thread |Process \d+: |Python v\d"  # stacks, by faulthandler and by py-spy
-)
 _MASKED = bytes.maketrans(b"0123456789", b"0" * 10)
 _COUNTED = frozenset(("access", "heartbeat", NO_EVENT, "error", "watchdog", "waiting", "lock_wait"))
 """Events of which the number counts and the last one, not what each of them said."""
-_ANY_DIGIT = re.compile(r"\{\d*,?\d*\}|\\d|0-9|\(\?P<\w+>")
 _WRITER = frozenset(("parts", "rank", "pid", "engine"))
 """Groups of a prefix that tell who wrote the line."""
-_LOUD = frozenset(("WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"))
 _QUIET_EVENTS = frozenset(("access", "heartbeat", NO_EVENT))
-_TOO_LONG_AGO = -300 * 86400.0
-_EPOCH = datetime(2000, 1, 1)
-_NO_YEAR = 366 * 86400.0
-"""A time below it was printed without a year, or is one since the process began."""
-
-Find = Callable[[bytes], Iterable[tuple[int, int]]]
-"""Positions in a block: (index of the literal, offset), by offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +86,7 @@ class _Start:
     seen: set[str] = field(default_factory=set)
     passed: set[tuple[str, str | None]] = field(default_factory=set)  # (event, rank)
     bars: dict[tuple[str, str | None, str], dict[str, float | str]] = field(default_factory=dict)
-    shapes: set[int] = field(default_factory=set)
-    cheap_shapes: set[int] = field(default_factory=set)
     every_rank: bool = False
-    first_rank: str | None = None
     time: float | None = None  # of the last hit
 
 
@@ -184,163 +125,6 @@ class _Repeats:
     known: dict[tuple[bytes, ...], _Repeat] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=1024)
-def parse_time(text: str) -> float | None:
-    """Seconds of a printed local time; without a year it is taken as a leap year.  None when it is none."""
-    if (
-        len(text) <= 19
-        and text[-3:-2] == ":"
-        and (second := text[-2:]).isascii()
-        and second.isdigit()
-        and second < "60"
-    ):
-        minute = _parse_time(f"{text[:-2]}00")  # the same for sixty seconds
-        return None if minute is None else minute + int(second)
-    return _parse_time(text)
-
-
-@lru_cache(maxsize=256)
-def _parse_time(text: str) -> float | None:
-    if match := _UPTIME.fullmatch(text):
-        minutes, seconds, milliseconds, microseconds = map(int, match.groups())
-        return minutes * 60 + seconds + milliseconds / 1e3 + microseconds / 1e6
-    match = next((match for form in _TIMES if (match := form.search(text))), None)
-    if match is None:
-        return None
-    month, day, hour, minute, second = (int(match[part]) for part in ("month", "day", "hour", "minute", "second"))
-    year, fraction = (match.groupdict().get(part) for part in ("year", "fraction"))
-    try:
-        moment = datetime(int(year or 2000), month, day, hour, minute, second)
-    except ValueError:
-        return None
-    return (moment - _EPOCH).total_seconds() + (float(f"0.{fraction}") if fraction else 0.0)
-
-
-def on_one_scale(earlier: float, later: float) -> tuple[float, float]:
-    """Two printed times; where one has no year and the other has, that one gets the year that brings them nearest."""
-    undated = (0 <= earlier < _NO_YEAR, 0 <= later < _NO_YEAR)
-    if undated == (True, False):
-        return _dated(earlier, later), later
-    if undated == (False, True):
-        return earlier, _dated(later, earlier)
-    return earlier, later
-
-
-def _dated(time: float, near: float) -> float:
-    try:
-        moment, year = _EPOCH + timedelta(seconds=time), (_EPOCH + timedelta(seconds=near)).year
-    except OverflowError:
-        return time
-    last_day = 28 if (moment.month, moment.day) == (2, 29) else moment.day  # is there in every year
-    years = range(max(1, year - 1), min(9999, year + 1) + 1)
-    times = [
-        (moment.replace(year=year, day=last_day) - _EPOCH).total_seconds() + (moment.day - last_day) * 86400.0
-        for year in years
-    ]
-    return min(times, key=lambda time: abs(time - near))
-
-
-def seconds_between(earlier: float, later: float) -> float:
-    """Of two printed times; a turn of the year without a year is seen, a clock set back counts as 0."""
-    earlier, later = on_one_scale(earlier, later)
-    difference = later - earlier
-    return difference + 366 * 86400 if difference < _TOO_LONG_AGO else max(0.0, difference)
-
-
-def literal_finder(literals: list[bytes]) -> Find:
-    """The fastest search for many literals at hand: Aho-Corasick, else one pass per literal."""
-    if not literals:
-        return lambda block: ()
-    try:
-        from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
-    except ImportError:
-        return _plain_finder(literals)
-    # A DFA takes about 1 MB for a framework, and searches a third faster than what the library chooses by itself.
-    automaton = BytesAhoCorasick(literals, matchkind=MatchKind.Standard, implementation=Implementation.DFA)
-
-    def find(block: bytes) -> Iterable[tuple[int, int]]:
-        matches = automaton.find_matches_as_indexes(block, overlapping=True)
-        return [(index, start) for index, start, _ in matches]
-
-    return find
-
-
-def _plain_finder(literals: list[bytes]) -> Find:
-    def find(block: bytes) -> Iterable[tuple[int, int]]:
-        found = []
-        for index, literal in enumerate(literals):
-            offset = block.find(literal)
-            while offset >= 0:
-                found.append((index, offset))
-                offset = block.find(literal, offset + 1)
-        return sorted(found, key=lambda pair: pair[1])
-
-    return find
-
-
-class _Lexicon:
-    """The literals of a framework, prepared for search: all of them, and those that matter after ready."""
-
-    def __init__(self, framework: Framework) -> None:
-        self.patterns = framework.patterns
-        by_literal = framework.by_literal
-        self.bulk = {
-            literal: self.patterns[indexes[0]].event
-            for literal, indexes in by_literal.items()
-            if all(self.patterns[index].bulk for index in indexes)
-        }
-        self.full_literals = list(by_literal)
-        self.full_candidates = [by_literal[literal] for literal in self.full_literals]
-        self.rare = [literal for literal in by_literal if literal not in self.bulk]
-        self.rare_candidates = [by_literal[literal] for literal in self.rare]
-        self.find_all = literal_finder(self.full_literals)
-        self.blind = _blind(framework)
-        self.bulk_patterns = tuple(
-            (pattern.literal, index) for index, pattern in enumerate(self.patterns) if pattern.literal in self.bulk
-        )
-
-
-def _blind(framework: Framework) -> frozenset[int]:
-    """Patterns to which one digit is as good as another; none at all when the prefix is not of that kind."""
-
-    def is_blind(text: str) -> bool:
-        return re.search(r"\d", _ANY_DIGIT.sub("", text)) is None
-
-    if not is_blind(framework.prefix.pattern):
-        return frozenset()
-    return frozenset(
-        index
-        for index, pattern in enumerate(framework.patterns)
-        if is_blind(pattern.regex.pattern) and is_blind(pattern.literal.decode())
-    )
-
-
-@lru_cache(maxsize=64)
-def _lexicon(framework: Framework) -> _Lexicon:
-    return _Lexicon(framework)
-
-
-@dataclass(frozen=True, slots=True)
-class _Steady:
-    """The search after ready: `frequent` literals are merely counted, each in a pass of its own.
-
-    Those that a log has not shown yet (`absent`) are searched with the rare ones, which costs nothing.
-    """
-
-    frequent: tuple[bytes, ...]
-    absent: tuple[bytes, ...]
-    rare: int  # number of the rare literals; a literal with this index or above is an absent one
-    find: Find
-
-
-@lru_cache(maxsize=8)
-def _steady(framework: Framework, frequent: frozenset[bytes]) -> _Steady:
-    lexicon = _lexicon(framework)
-    absent = tuple(literal for literal in lexicon.bulk if literal not in frequent)
-    shown = tuple(literal for literal in lexicon.bulk if literal in frequent)
-    return _Steady(shown, absent, len(lexicon.rare), literal_finder([*lexicon.rare, *absent]))
-
-
 class LogScanner:
     """Reads one log from its beginning.  Public counters only grow; `ready` says which search is used.
 
@@ -360,7 +144,6 @@ class LogScanner:
         self.lines = 0
         self.matched = 0
         self.heartbeats = 0
-        self.repeats = 0
         self.events: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.version = ""
@@ -368,8 +151,8 @@ class LogScanner:
         self._version_told = True
         self.last_time: float | None = None
         self.before_start = Totals()
-        self._lexicon = _lexicon(framework)
-        self._steady: _Steady | None = None  # once it is ready
+        self._lexicon = lexicon_of(framework)
+        self._steady: Steady | None = None  # once it is ready
         self._line_bytes = (limits or Limits()).line_bytes
         self._track_shapes = track_shapes
         self._numbered = numbered
@@ -377,8 +160,8 @@ class LogScanner:
         self._peeked = b""
         self._skipping = False
         self._open = _Line()
-        self._names: dict[int, str] = {}
-        self._sizes: dict[str, int] = {}
+        self._ranks = Ranks()
+        self._shapes = Shapes(framework)
         self._start = _Start()
         self._turned = ""  # the event that begins or ends a start, until the block is settled
         self._timed_to = 0  # offset of the last hit in the block
@@ -426,7 +209,7 @@ class LogScanner:
         """From now on lines are read as those of a server that serves: shapes are dropped."""
         self.ready = True
         self._repeats.clear()
-        self._start.shapes, self._start.cheap_shapes = set(), set()
+        self._shapes.clear()
 
     # --- blocks ----------------------------------------------------------------------------------------
 
@@ -452,7 +235,7 @@ class LogScanner:
         part = block if used == len(block) else block[:used]
         if was_ready:
             self._count_bulk(part, found)
-        elif self._track_shapes and len(self._start.cheap_shapes) < MAX_SHAPES:
+        elif self._track_shapes and not self._shapes.are_full:
             self._find_novel(part, hit_offsets, found)
         self.lines += part.count(b"\n")
         batch.hits.extend(hit for _, hit in sorted(found, key=lambda pair: pair[0]))
@@ -550,10 +333,10 @@ class LogScanner:
         times = [self._start.time]
         for repeat in told:
             start, end = repeat.last
-            prefix, message = self.framework.split(_text(block[start:end]))
+            prefix, message = self.framework.split(text_of(block[start:end]))
             if match := self.framework.fits(repeat.pattern, prefix, message):
-                groups, line = _groups(match), _Line(start, end)
-                rank = self._rank(repeat.pattern, groups, prefix, batch)
+                groups, line = groups_of(match), _Line(start, end)
+                rank = self._ranks.of(repeat.pattern, groups, prefix, batch.names)
                 time = None if prefix.time else self._time_before(block, start, 0, REPEAT_LOOK_BACK)
                 self._start.time, self._timed_to = repeat.time if time is None else time, start
                 fields = self._fields(repeat.pattern, groups, prefix)
@@ -567,11 +350,11 @@ class LogScanner:
     def _find_rare(self, block: bytes) -> Iterable[tuple[int, int]]:
         """Literals of lines that are not frequent; a frequent line that comes for the first time is noted."""
         if self._steady is None:
-            self._steady = _steady(self.framework, frozenset())
+            self._steady = steady_search(self.framework, frozenset())
         steady = self._steady
         positions = steady.find(block)
         if come := {steady.absent[index - steady.rare] for index, _ in positions if index >= steady.rare}:
-            self._steady = _steady(self.framework, frozenset(come.union(steady.frequent)))
+            self._steady = steady_search(self.framework, frozenset(come.union(steady.frequent)))
             positions = [(index, offset) for index, offset in positions if index < steady.rare]
         return positions
 
@@ -606,11 +389,11 @@ class LogScanner:
     def _read_line(
         self, block: bytes, line: _Line, indexes: set[int], found: list[tuple[int, Hit]], batch: Batch
     ) -> bool:
-        pieces = _pieces(block[line.start : line.end])
+        pieces = pieces_of(block[line.start : line.end])
         several, order = len(pieces) > 1, sorted(indexes)
         patterns, split, fits = self._lexicon.patterns, self.framework.split, self.framework.fits
         for piece in pieces:
-            prefix, message = split(_text(piece))
+            prefix, message = split(text_of(piece))
             for index in order:
                 pattern = patterns[index]
                 if several and pattern.literal not in piece:
@@ -640,9 +423,9 @@ class LogScanner:
             self._taken = pattern, pattern.event
             return None  # counted as a whole
         self.matched += first
-        groups = _groups(match)
-        self._learn_sizes(pattern, groups)
-        rank = self._rank(pattern, groups, prefix, batch)
+        groups = groups_of(match)
+        self._learn_server(pattern, groups)
+        rank = self._ranks.of(pattern, groups, prefix, batch.names)
         event = self._event(pattern, rank)
         self._count(event, pattern.kind, line)
         self._turn(event)
@@ -670,7 +453,7 @@ class LogScanner:
         return Hit(event, rank, fields, self._line_number(block, line.start), time, stamp)
 
     def _fields(self, pattern: Pattern, groups: dict[str, str], prefix: Prefix) -> dict[str, float | str]:
-        fields = _numbers(groups)
+        fields = numbers_of(groups)
         if pattern.kind:
             fields["kind"] = pattern.kind
         first = pattern.speaker == "first" or (pattern.speaker == "first_classic" and not self._start.every_rank)
@@ -738,68 +521,18 @@ class LogScanner:
             events = self.events - Counter([turned])
             self.before_start = Totals(self.lines - 1, self.matched - 1, self.heartbeats, events)
             self.ready, self._start = False, _Start(seen={turned})
+            self._ranks.begin()
+            self._shapes.clear()
             self._repeats.clear()
 
-    # --- ranks -----------------------------------------------------------------------------------------
-
-    def _learn_sizes(self, pattern: Pattern, groups: dict[str, str]) -> None:
+    def _learn_server(self, pattern: Pattern, groups: dict[str, str]) -> None:
+        """What a line says of the server itself: its version, the sizes of its groups."""
         if pattern.event == "args":
-            self._sizes = {}
-            self._names.clear()
+            self._ranks.forget()
             self._repeats.clear()
         if (version := groups.get("version", self.version)) != self.version and _VERSION.fullmatch(version):
             self.version, self._version_told = version, False
-        for size in ("tp_size", "pp_size", "dp_size"):
-            if (number := whole_number(groups.get(size))) is not None:
-                self._sizes[size] = number
-
-    def _rank(self, pattern: Pattern, groups: dict[str, str], prefix: Prefix, batch: Batch) -> str | None:
-        """Which rank wrote (or is named by) a line; None = none in particular."""
-        pid = whole_number(prefix.pid) or 0
-        printed = prefix.parts
-        number = whole_number(prefix.rank)
-        rank = rank_name(printed) if printed else self._named_by(groups)
-        if rank is None and number is not None:
-            rank = self._numbered_rank(number)
-        if rank is None:
-            rank = self._names.get(pid) or self._engine_rank(prefix)
-        elif pid and pattern.kind == "" and self._names.get(pid) != rank:
-            self._names[pid] = batch.names[pid] = rank
-        if rank is None and pattern.prefix == "any" and pattern.event.endswith("_progress"):
-            return self._start.first_rank
-        if rank is not None and (self._start.first_rank is None or _order(rank) < _order(self._start.first_rank)):
-            self._start.first_rank = rank
-        return rank
-
-    def _named_by(self, groups: dict[str, str]) -> str | None:
-        """The rank a message names: DP, PP and TP where there are several, or its number alone."""
-        if (number := whole_number(groups.get("rank"))) is not None:
-            return self._numbered_rank(number)
-        if (tp := whole_number(groups.get("tp"))) is None:
-            return None
-        parts = [(key, whole_number(groups.get(key.lower())), f"{key.lower()}_size") for key in ("DP", "PP")]
-        shown = [f"{key}{at}" for key, at, size in parts if at is not None and (at or self._sizes.get(size, 1) > 1)]
-        if not shown or self._sizes.get("tp_size", 2) > 1:
-            shown.append(f"TP{tp}")
-        return "-".join(shown)
-
-    def _numbered_rank(self, number: int) -> str | None:
-        """The name of a rank known by its number in the world; None where that is ambiguous (DP)."""
-        tensor, pipeline = self._sizes.get("tp_size", 0), self._sizes.get("pp_size", 1)
-        if self._sizes.get("dp_size", 1) > 1:
-            return None
-        if pipeline <= 1:
-            return f"TP{number}"
-        tensor = max(1, tensor)
-        stage = f"PP{number // tensor % pipeline}"
-        return stage if tensor == 1 else f"{stage}-TP{number % tensor}"
-
-    def _engine_rank(self, prefix: Prefix) -> str | None:
-        """An engine that runs the model itself, one of several by data parallelism, is a rank: DP3."""
-        engine = whole_number(prefix.engine)
-        if engine is not None and self._sizes.get("dp_size", 1) > 1 and self._sizes.get("tp_size", 1) == 1:
-            return f"DP{engine}"
-        return None
+        self._ranks.learn_sizes(groups)
 
     # --- times -----------------------------------------------------------------------------------------
 
@@ -810,7 +543,7 @@ class LogScanner:
             start = max(start, limit)
             if start >= offset:
                 return None
-            prefix, _ = self.framework.split(_text(block[start : min(offset, start + 400)]))
+            prefix, _ = self.framework.split(text_of(block[start : min(offset, start + 400)]))
             if prefix.time:
                 return parse_time(prefix.time)
             offset = start
@@ -835,68 +568,43 @@ class LogScanner:
     def _last_stats(self, part: bytes, offset: int) -> Hit | None:
         start = part.rfind(b"\n", 0, offset) + 1
         end = part.find(b"\n", offset)
-        prefix, message = self.framework.split(_text(part[start : end if end >= 0 else len(part)]))
+        prefix, message = self.framework.split(text_of(part[start : end if end >= 0 else len(part)]))
         for _, index in self._lexicon.bulk_patterns:
             pattern = self._lexicon.patterns[index]
             if pattern.event == "stats" and (match := self.framework.fits(pattern, prefix, message)):
-                groups = _groups(match)
-                rank = self._rank(pattern, groups, prefix, Batch())
+                groups = groups_of(match)
+                rank = self._ranks.of(pattern, groups, prefix, {})
                 self._number, self._numbered_to = self.lines + 1, 0
-                return self._hit("stats", rank, _numbers(groups), prefix, part, _Line(start))
+                return self._hit("stats", rank, numbers_of(groups), prefix, part, _Line(start))
         return None
 
     def _find_novel(self, part: bytes, hit_offsets: list[int], found: list[tuple[int, Hit]]) -> None:
-        """Report lines of a shape this start has not shown yet; a first, cheap shape only drops digits."""
-        shapes = list(map(hash, part.translate(None, _DIGITS).split(b"\n")))
-        seen = self._start.cheap_shapes
-        fresh = [number for number, shape in enumerate(shapes) if shape not in seen]
-        novel = 0
-        if fresh:
-            lines, hits, reported = part.split(b"\n"), _line_indexes(part, hit_offsets), 0
-            for number in fresh:
-                if shapes[number] in seen or number in hits:
-                    continue
-                seen.add(shapes[number])
-                if self._is_novel(lines[number]):
-                    novel += 1
-                    if reported < MAX_NOVEL:
-                        reported += 1
-                        offset = sum(map(len, lines[:number])) + number
-                        found.append((offset, self._novel_hit(part, lines[number], offset)))
-        self.repeats += max(0, len(shapes) - 1 - len(hit_offsets) - novel)
+        """Report lines of a shape this start has not shown yet."""
+        for offset in self._shapes.new_in(part, hit_offsets)[:MAX_NOVEL]:
+            found.append((offset, self._novel_hit(part, offset)))
 
-    def _is_novel(self, line: bytes) -> bool:
-        text = _text(line)[:2000]
-        prefix, message = self.framework.split(text)
-        if prefix.level in _LOUD or RANKED.search(text[: len(text) - len(message)]):
-            return False
-        if _NOT_NOVEL.match(message):
-            return False
-        shape = hash(_MASK.sub("#", message))
-        if shape in self._start.shapes:
-            return False
-        self._start.shapes.add(shape)
-        return True
-
-    def _novel_hit(self, part: bytes, line: bytes, offset: int) -> Hit:
-        stamp = self.framework.split(_text(line[:400]))[0].time or ""
+    def _novel_hit(self, part: bytes, offset: int) -> Hit:
+        stamp = self.framework.split(text_of(part[offset : offset + 400].partition(b"\n")[0]))[0].time or ""
         time = parse_time(stamp) if stamp else self._time_before(part, offset, 0)
         number = self.lines + 1 + (part.count(b"\n", 0, offset) if self._numbered else 0)
         return Hit("novel", None, {}, number, self.last_time if time is None else time, stamp)
 
     def _peek(self, batch: Batch) -> None:
         """A bar that is drawn but not ended: its counter is read now, its line is counted later."""
-        if self._numbered or not self._tail or self._tail == self._peeked or not _is_drawn(self._tail):
+        if self._numbered or not self._tail or self._tail == self._peeked or not is_drawn(self._tail):
             return
         self._peeked = self._tail
-        piece = _pieces(self._tail)[0]
-        prefix, message = self.framework.split(_text(piece))
+        piece = pieces_of(self._tail)[0]
+        prefix, message = self.framework.split(text_of(piece))
         for pattern in self._lexicon.patterns:
             if not pattern.event.endswith("_progress") or pattern.literal not in piece:
                 continue
             if match := self.framework.fits(pattern, prefix, message):
-                groups = _groups(match)
-                rank, fields = self._rank(pattern, groups, prefix, batch), self._fields(pattern, groups, prefix)
+                groups = groups_of(match)
+                rank, fields = (
+                    self._ranks.of(pattern, groups, prefix, batch.names),
+                    self._fields(pattern, groups, prefix),
+                )
                 if not self._is_redrawn(pattern.event, rank, fields, match):
                     batch.hits.append(Hit(pattern.event, rank, fields, self.lines + 1, self.last_time))
                 return
@@ -906,68 +614,3 @@ class LogScanner:
 def _is_writer(group: str) -> bool:
     """Whether a group of a prefix, or of another form of it, tells who wrote the line."""
     return re.sub(r"_\d+$", "", group) in _WRITER
-
-
-def _is_drawn(tail: bytes) -> bool:
-    """Whether a line without an end is a bar: tqdm's, or dots that grow (llama.cpp)."""
-    return _BAR.match(tail) is not None or _DOTS.fullmatch(tail) is not None
-
-
-def _pieces(line: bytes) -> list[bytes]:
-    """A physical line taken apart.
-
-    Of bars drawn over each other only the last counts; what another process wrote behind a bar that had no
-    line end is a piece of its own.
-    """
-    if b"\r" not in line and not _BAR.match(line):
-        return [line]
-    bars: dict[bytes, bytes] = {}
-    pieces: list[bytes] = []
-    for segment in line.split(b"\r"):
-        bar = _BAR.match(segment)
-        if bar:
-            bars[bar[0].split(b":", 1)[0].translate(None, _DIGITS)] = bar[0]
-            segment = segment[bar.end() :]
-        if segment.strip():
-            pieces.append(segment)
-    return [*bars.values(), *pieces]
-
-
-def _text(piece: bytes) -> str:
-    text = piece[:CLASSIFIED_CHARACTERS].decode("utf-8", "replace").lstrip("\0").rstrip("\r")
-    return _ANSI.sub("", text) if "\x1b" in text else text
-
-
-def _groups(match: re.Match[str]) -> dict[str, str]:
-    """The named groups that took part in a match."""
-    if not match.re.groups:
-        return {}
-    return {name: text for name, text in match.groupdict().items() if text is not None}
-
-
-def _numbers(groups: dict[str, str]) -> dict[str, float | str]:
-    """The numbers of a line; text that is no number, or one too long to be one, is as good as none."""
-    fields: dict[str, float | str] = {}
-    if not groups:
-        return fields
-    for name, text in groups.items():
-        if name in NUMBER_FIELDS and (value := quantity(text)) is not None:
-            fields["ratio" if name == "percent" else name] = value / 100 if name == "percent" else value
-    if DOTS in groups:
-        fields["ratio"] = min(1.0, len(groups[DOTS]) / 100)
-    return fields
-
-
-@lru_cache(maxsize=1024)
-def _order(rank: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", rank))
-
-
-def _line_indexes(part: bytes, offsets: list[int]) -> set[int]:
-    """The numbers, within a part, of the lines that begin at the given (rising) offsets."""
-    indexes, number, before = set[int](), 0, 0
-    for offset, _ in groupby(offsets):
-        number += part.count(b"\n", before, offset)
-        before = offset
-        indexes.add(number)
-    return indexes

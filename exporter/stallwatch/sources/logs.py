@@ -33,10 +33,11 @@ from .journal import JournalTail
 from .log_decode import Part, StreamUnwrapper
 from .log_earlier import CHUNK_BYTES, Earlier, earlier_files, is_runtimes, read_earlier
 from .log_guard import Guards, Questions
-from .log_lines import Batch, Hit, LogScanner, seconds_between
+from .log_lines import Batch, Hit, LogScanner
 from .log_mounts import Mounts
 from .log_places import LogPlaces
 from .log_tail import FolderWatch, Identity, LogTail
+from .log_times import seconds_between
 
 READ_BYTES = 32 << 20
 """Most bytes read of one log in one turn, so that a long history does not delay the other logs."""

@@ -1,0 +1,112 @@
+"""The literals of a framework's patterns, found in blocks of bytes in one pass (Aho-Corasick).
+
+After ready the frequent lines are left out of that search and merely counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..frameworks import Framework
+
+_ANY_DIGIT = re.compile(r"\{\d*,?\d*\}|\\d|0-9|\(\?P<\w+>")
+
+Find = Callable[[bytes], Iterable[tuple[int, int]]]
+"""Positions in a block: (index of the literal, offset), by offset."""
+
+
+def literal_finder(literals: list[bytes]) -> Find:
+    """The fastest search for many literals at hand: Aho-Corasick, else one pass per literal."""
+    if not literals:
+        return lambda block: ()
+    try:
+        from ahocorasick_rs import BytesAhoCorasick, Implementation, MatchKind
+    except ImportError:
+        return _plain_finder(literals)
+    # A DFA takes about 1 MB for a framework, and searches a third faster than what the library chooses by itself.
+    automaton = BytesAhoCorasick(literals, matchkind=MatchKind.Standard, implementation=Implementation.DFA)
+
+    def find(block: bytes) -> Iterable[tuple[int, int]]:
+        matches = automaton.find_matches_as_indexes(block, overlapping=True)
+        return [(index, start) for index, start, _ in matches]
+
+    return find
+
+
+def _plain_finder(literals: list[bytes]) -> Find:
+    def find(block: bytes) -> Iterable[tuple[int, int]]:
+        found = []
+        for index, literal in enumerate(literals):
+            offset = block.find(literal)
+            while offset >= 0:
+                found.append((index, offset))
+                offset = block.find(literal, offset + 1)
+        return sorted(found, key=lambda pair: pair[1])
+
+    return find
+
+
+class Lexicon:
+    """The literals of a framework, prepared for search: all of them, and those that matter after ready."""
+
+    def __init__(self, framework: Framework) -> None:
+        self.patterns = framework.patterns
+        by_literal = framework.by_literal
+        self.bulk = {
+            literal: self.patterns[indexes[0]].event
+            for literal, indexes in by_literal.items()
+            if all(self.patterns[index].bulk for index in indexes)
+        }
+        self.full_literals = list(by_literal)
+        self.full_candidates = [by_literal[literal] for literal in self.full_literals]
+        self.rare = [literal for literal in by_literal if literal not in self.bulk]
+        self.rare_candidates = [by_literal[literal] for literal in self.rare]
+        self.find_all = literal_finder(self.full_literals)
+        self.blind = _blind(framework)
+        self.bulk_patterns = tuple(
+            (pattern.literal, index) for index, pattern in enumerate(self.patterns) if pattern.literal in self.bulk
+        )
+
+
+def _blind(framework: Framework) -> frozenset[int]:
+    """Patterns to which one digit is as good as another; none at all when the prefix is not of that kind."""
+
+    def is_blind(text: str) -> bool:
+        return re.search(r"\d", _ANY_DIGIT.sub("", text)) is None
+
+    if not is_blind(framework.prefix.pattern):
+        return frozenset()
+    return frozenset(
+        index
+        for index, pattern in enumerate(framework.patterns)
+        if is_blind(pattern.regex.pattern) and is_blind(pattern.literal.decode())
+    )
+
+
+@lru_cache(maxsize=64)
+def lexicon_of(framework: Framework) -> Lexicon:
+    return Lexicon(framework)
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The search after ready: `frequent` literals are merely counted, each in a pass of its own.
+
+    Those that a log has not shown yet (`absent`) are searched with the rare ones, which costs nothing.
+    """
+
+    frequent: tuple[bytes, ...]
+    absent: tuple[bytes, ...]
+    rare: int  # number of the rare literals; a literal with this index or above is an absent one
+    find: Find
+
+
+@lru_cache(maxsize=8)
+def steady_search(framework: Framework, frequent: frozenset[bytes]) -> Steady:
+    lexicon = lexicon_of(framework)
+    absent = tuple(literal for literal in lexicon.bulk if literal not in frequent)
+    shown = tuple(literal for literal in lexicon.bulk if literal in frequent)
+    return Steady(shown, absent, len(lexicon.rare), literal_finder([*lexicon.rare, *absent]))
