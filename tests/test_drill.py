@@ -10,6 +10,7 @@ import pytest
 
 from stallwatch.config import load_config
 from stallwatch.drill import story
+from stallwatch.drill.cards import CardPlan
 from stallwatch.drill.command import FASTEST, Pace, duration, expectation, list_conditions
 from stallwatch.drill.conditions import (
     CONDITIONS,
@@ -117,3 +118,15 @@ def test_durations_are_written_as_the_configuration_takes_them(seconds: float, t
 )
 def test_a_drill_says_what_to_expect(name: str, words: str) -> None:
     assert expectation(find_condition(name), Pace(10).thresholds).startswith(words)
+
+
+def test_cards_fill_while_the_server_loads_and_then_show_what_the_condition_says() -> None:
+    plan = CardPlan(find_condition("gpu-spin"), (101, 102))
+
+    begin, middle, end = (plan.figures(share) for share in (0.0, 0.5, 1.0))
+
+    assert [plan.held_bytes(share) // (1 << 30) for share in (0.0, 0.5, 1.0)] == [0, 38, 76]
+    assert (begin["util_gpu"], middle["util_gpu"], end["util_gpu"], end["util_mem"]) == (0, 0, 100, 0)
+    assert middle["pcie_rx_per_second"]
+    assert (end["pcie_rx_per_second"], end["power_mw"]) == (0, 152_000)
+    assert end["1.processes"] == f"102:{76 << 30}"

@@ -68,7 +68,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
     " sources.procfs",
     "sources.locks_child": "sources.blocking_child",
-    "sources.node": "model signals sources sources.locks sources.procfs",
+    "sources.node": "model signals sources sources.locks sources.procfs sources.shm",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
     " sources.cgroup_state sources.discovery sources.log_guard sources.log_mounts sources.log_streams sources.members"
@@ -77,6 +77,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.readings": "model signals sources.log_streams sources.members",
     "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
+    "sources.shm": "model sources sources.blocking_reads sources.procfs sources.shm_child",
+    "sources.shm_child": "sources.blocking_child",
     "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",
     "sources.unit_state": "sources.cgroups",
     "sources.wait_class": "model",
@@ -84,13 +86,14 @@ ALLOWED: Mapping[str, str] = {
     "sources.xid_log": "sources sources.kernel_log sources.xid",
     # From readings to the Report.
     "tracks": "",
-    "card": "model signals tracks",
-    "cards": "model signals tracks card",
+    "idle_power": "",
+    "card": "model signals tracks idle_power",
+    "cards": "model signals tracks idle_power card",
     "server_timeline": "model signals startup tracks cards",
     "timeline": "model signals startup config tracks server_timeline cards",
     "verdict": "model config",
     "verdict.channels": "model signals server_timeline tracks",
-    "verdict.evidence": "model config signals server_timeline tracks verdict.channels",
+    "verdict.evidence": "model config signals server_timeline tracks cards verdict.channels",
     "episodes": "model config server_timeline timeline verdict.*",
     "poller": "model signals config sources",
     "memory": "model signals startup tracks server_timeline timeline episodes",
@@ -122,7 +125,7 @@ ALLOWED: Mapping[str, str] = {
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation memory state_file web.*",
     "drill": "model strict_yaml config",
     "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue record replay"
-    " drill.command drill.conditions",
+    " drill.command drill.conditions drill.nvml_standin",
     "__main__": "cli",
 }
 

@@ -234,6 +234,7 @@ def _add_drill(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
     run.add_argument("--for", dest="seconds", type=_watch, default=300.0, metavar="DURATION", help="how long (5m)")
     run.add_argument("--speed", type=_speed, default=10.0, metavar="N", help="what all times are divided by (10)")
     run.add_argument("--serve", action="store_true", help="run an exporter with these times, too")
+    run.add_argument("--gpus", action="store_true", help="hold memory on stand-in GPUs (needs a C compiler)")
 
 
 def _speed(text: str) -> float:
@@ -317,14 +318,16 @@ def _run_replay(arguments: argparse.Namespace) -> int:
 def _run_drill(arguments: argparse.Namespace) -> int:
     from .drill import command
     from .drill.conditions import UnknownSettingError, find_condition
+    from .drill.nvml_standin import NoCompilerError
 
     if arguments.action == "list":
         return command.list_conditions(sys.stdout)
     try:
         condition = find_condition(arguments.name)
-    except UnknownSettingError as error:
+        drill = command.Drill(condition, arguments.seconds, arguments.speed, arguments.serve, arguments.gpus)
+        return command.run(drill, sys.stdout)
+    except (UnknownSettingError, NoCompilerError) as error:
         raise UsageError(str(error)) from None
-    return command.run(condition, arguments.seconds, arguments.speed, arguments.serve, sys.stdout)
 
 
 def _run_frameworks(arguments: argparse.Namespace) -> int:

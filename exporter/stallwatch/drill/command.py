@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -24,6 +24,7 @@ from ..model import PHASES
 from .conditions import CONDITIONS, Condition
 from .janitor import cleaned_up
 from .leash import die_with_parent
+from .nvml_standin import StandIn, build
 
 SHORTEST_INTERVAL_SECONDS = 0.1
 FASTEST = 60.0
@@ -96,26 +97,46 @@ def _moment(condition: Condition, thresholds: Thresholds) -> str:
     return f"{duration(silence)} after the last progress, which is the end of the load"
 
 
-def run(condition: Condition, limit_seconds: float, speed: float, serves: bool, out: TextIO) -> int:
-    """Start the stand-in, say what to expect, and wait for the time limit or a signal."""
-    pace, port = Pace(speed), _free_port()
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """What the command line asks for.  `gpus`: the stand-in holds memory on stand-in cards."""
+
+    condition: Condition
+    limit_seconds: float
+    speed: float = 1.0
+    serves: bool = False
+    gpus: bool = False
+
+
+def run(drill: Drill, out: TextIO) -> int:
+    """Start the stand-in, say what to expect, and wait for the time limit or a signal.
+
+    NoCompilerError when cards are asked for and nothing can build them.
+    """
+    condition, limit_seconds = drill.condition, drill.limit_seconds
+    pace, port = Pace(drill.speed), _free_port()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(_folder()))
+        cards = StandIn(folder, build(folder), condition.ranks) if drill.gpus or condition.needs_cards else None
         config = folder / "stallwatch.yml"
         config.write_text(pace.config())
         print(f"{condition.name}: {condition.summary}", file=out)
         print(f"server: sglang-{port}, for {duration(limit_seconds)}", file=out)
         print(f"stallwatch should say: {expectation(condition, pace.thresholds)}", file=out)
         print(f"configuration: {config}\n\n{pace.config()}", file=out, flush=True)
+        sight = {} if cards is None else cards.environment()
+        for name, value in sight.items():
+            print(f"an exporter that is to see the cards needs {name}={value}", file=out, flush=True)
         stack.enter_context(_ended_by_signals())
         command = [sys.executable, "-m", "stallwatch.drill.standin", condition.name, "--port", str(port)]
         command += ["--for", duration(limit_seconds + _END_SECONDS)]  # we end it, and the exporter before it
-        command += ["--set", f"slow_seconds={condition.slow_seconds / speed}"]
+        command += ["--set", f"slow_seconds={condition.slow_seconds / drill.speed}"]
+        command += [] if cards is None else ["--cards", str(folder)]
         with suppress(_EndedError):
             standin = stack.enter_context(_child(command, signal.SIGKILL, quiet=True))
-            if serves:
+            if drill.serves:
                 exporter = [sys.executable, "-m", "stallwatch", "serve", "--config.file", str(config)]
-                stack.enter_context(_child(exporter, signal.SIGTERM))
+                stack.enter_context(_child(exporter, signal.SIGTERM, environment=sight))
             with suppress(subprocess.TimeoutExpired):
                 standin.wait(limit_seconds)
     return 0
@@ -141,13 +162,18 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _child(command: Sequence[str], last_word: signal.Signals, quiet: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+def _child(
+    command: Sequence[str],
+    last_word: signal.Signals,
+    quiet: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
     """A program that gets `last_word` should we be killed; in a process group of its own, so that Ctrl-C is ours."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if quiet else None,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])} | dict(environment or {}),
         process_group=0,
         preexec_fn=partial(die_with_parent, os.getpid(), last_word),
     )

@@ -38,6 +38,11 @@ class Condition:
     step_seconds: float = 0.2
     logs_access: bool = True
     total_lines: int = 0
+    held_gib: float = 76.0
+    gpu_utilization: float = 0.0
+    gpu_memory_utilization: float = 0.0
+    gpu_watts: float = 122.0
+    needs_cards: bool = False
 
     @property
     def expected_rank(self) -> str | None:
@@ -83,6 +88,16 @@ CONDITIONS: tuple[Condition, ...] = (
         "stopped",
         names_culprit=True,
         behaviour="stop",
+    ),
+    Condition(
+        "gpu-spin",
+        "barrier-deadlock in which every card spins in a collective at little more than idle power",
+        "suspect",
+        "gpu_spin",
+        behaviour="sleep",
+        gpu_utilization=1.0,
+        gpu_watts=152.0,
+        needs_cards=True,
     ),
     Condition(
         "dead-rank",

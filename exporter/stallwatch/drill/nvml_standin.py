@@ -164,6 +164,7 @@ class StandIn:
 
     def count_calls(self) -> None:
         """From now on; see `calls`."""
+        self._calls.unlink(missing_ok=True)
         self.set("count_calls", self._calls)
 
     def calls(self) -> list[Call]:

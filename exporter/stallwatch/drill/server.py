@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from . import story
+from .cards import hold_cards
 from .conditions import Condition, from_record, to_record
 from .crowd import start_crowd, wait_for_ever
 from .leash import tie_to_parent
@@ -41,9 +42,11 @@ class Plan:
     port: int
     parent_pid: int
     limit_seconds: float
+    cards: str = ""  # folder of the stand-in cards it holds; none
 
     def save(self, path: Path) -> None:
-        record = {name: getattr(self, name) for name in ("model", "weights", "port", "parent_pid", "limit_seconds")}
+        plain = ("model", "weights", "port", "parent_pid", "limit_seconds", "cards")
+        record = {name: getattr(self, name) for name in plain}
         path.write_text(json.dumps(record | {"condition": to_record(self.condition)}))
 
     @classmethod
@@ -62,6 +65,9 @@ def run_server(plan_file: Path) -> None:
     start_crowd(plan.condition.frontend_threads, 1)
     processes, words = _start_processes(plan)
     _end_on_sigterm(processes)
+    if plan.cards:
+        ranks = processes[: plan.condition.ranks]
+        hold_cards(Path(plan.cards), plan.condition, [rank.pid for rank in ranks if rank.pid is not None])
     for word in words:
         word.recv()
     _serve(plan)

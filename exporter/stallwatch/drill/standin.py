@@ -40,17 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnknownSettingError as error:
         print(f"standin: {error}", file=sys.stderr)
         return 2
-    return run(condition, options.port, options.limit, Path(options.log) if options.log else None)
+    return run(condition, options.port, options.limit, Path(options.log) if options.log else None, options.cards)
 
 
-def run(condition: Condition, port: int, limit_seconds: float, log: Path | None = None) -> int:
+def run(condition: Condition, port: int, limit_seconds: float, log: Path | None = None, cards: str = "") -> int:
     """Start the server, say which process it is, wait for its end.  Returns its exit status.
 
-    `log` receives stdout and stderr and is kept; without it the log lies in the folder and goes with it.
+    `cards` is the folder of the stand-in cards that it holds.  `log` receives stdout and stderr and is kept;
+    without it the log lies in the folder and goes with it.
     """
     folder = Path(tempfile.mkdtemp(prefix="stallwatch-drill-"))
     with cleaned_up(folder) as pipe:
-        process = _start(folder, condition, port, limit_seconds, log or folder / "server.log")
+        process = _start(folder, condition, port, limit_seconds, log or folder / "server.log", cards)
         print(process.pid, file=pipe, flush=True)
         print(f"pid {process.pid}", flush=True)
         _end_with_us(process)
@@ -63,7 +64,9 @@ def run(condition: Condition, port: int, limit_seconds: float, log: Path | None 
             process.wait()
 
 
-def _start(folder: Path, condition: Condition, port: int, limit_seconds: float, log: Path) -> subprocess.Popen[bytes]:
+def _start(
+    folder: Path, condition: Condition, port: int, limit_seconds: float, log: Path, cards: str
+) -> subprocess.Popen[bytes]:
     model = folder / "models" / "drill-moe"
     weights = write_weights(model, condition.ranks)
     package = folder / "sglang"
@@ -71,7 +74,7 @@ def _start(folder: Path, condition: Condition, port: int, limit_seconds: float, 
     (package / "__init__.py").write_text("")
     plan = folder / "plan.json"
     (package / "launch_server.py").write_text(_LAUNCHER.format(plan=str(plan)))
-    Plan(condition, str(model), tuple(map(str, weights)), port, os.getpid(), limit_seconds).save(plan)
+    Plan(condition, str(model), tuple(map(str, weights)), port, os.getpid(), limit_seconds, cards).save(plan)
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
     command += ["--tp-size", str(condition.ranks), "--host", "127.0.0.1", "--port", str(port)]
     search = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
@@ -103,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--for", dest="limit", type=parse_duration, default=300.0, metavar="DURATION")
     parser.add_argument("--log", metavar="FILE", help="where the server's output goes (kept)")
+    parser.add_argument("--cards", default="", metavar="DIR", help="hold the stand-in cards of this folder")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a changed setting")
     return parser
 
