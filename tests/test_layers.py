@@ -68,6 +68,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
     " sources.procfs",
     "sources.locks_child": "sources.blocking_child",
+    "sources.nvml": "",
+    "sources.nvml_child": "sources.nvml",
     "sources.node": "model signals sources sources.locks sources.procfs sources.shm",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
