@@ -376,6 +376,27 @@ def test_a_page_that_is_not_there_is_no_error_and_asked_for_seldom(start: Start)
     assert not any("server_requests_running" in key for seen in reads for key in seen)
 
 
+def test_tensorrt_llm_is_asked_for_its_second_page_and_one_that_lacks_it_says_nothing(start: Start) -> None:
+    """Its /metrics is a list of iterations; without return_perf_metrics there is no other page."""
+    page = b"".join(
+        b'trtllm_request_success_total{finished_reason="%s"} %d\n' % pair for pair in ((b"stop", 7), (b"x", 2))
+    )
+    sources = Endpoints(Host(Config(), load_frameworks()), deadline_seconds=DEADLINE)
+
+    def behave(there: bool) -> Behaviour:
+        def answers(connection: socket.socket, request: bytes) -> None:
+            is_page = b"GET /prometheus/metrics " in request
+            connection.sendall(answer(200 if there or not is_page else 404, page if is_page and there else b""))
+
+        return answers
+
+    scene = scene_of({"there": start(behave(True)), "not": start(behave(False))}, framework="trtllm")
+    seen = [item for item in look(sources, scene) if isinstance(item, Reading)]
+
+    told = {(item.labels[0], item.signal.name): item.value for item in seen if item.signal.name.startswith("server_")}
+    assert told == {("there", "server_finished_requests_total"): 9.0}
+
+
 def test_a_new_start_is_asked_for_its_page_at_once(start: Start) -> None:
     peer = start(answer(404))
     endpoints, scene = source(), scene_of({"vllm-8000": peer})

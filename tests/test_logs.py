@@ -213,6 +213,17 @@ def test_demand_comes_from_the_log_only_when_the_server_has_no_metrics(node: Nod
     assert demand() == [{(): 3.0}, {(): 2.0}]
 
 
+def test_demand_comes_from_the_log_where_the_servers_metrics_do_not_tell_it(node: Node) -> None:
+    """TensorRT-LLM's page counts what is finished; a worker of Dynamo has none."""
+    node.server = replace(node.server, framework="trtllm")
+    node.write(
+        "[12/20/2025-04:30:37] [TRT-LLM] [RANK 0] [I] iter = 4711, global_rank = 0, rank = 0, "
+        "num_scheduled_requests: 3, states = {}\n"
+    )
+
+    assert values(node.read(), "server_requests_running") == {(): 3.0}
+
+
 def test_an_error_repeated_in_one_turn_is_told_once_and_counted_each_time(node: Node) -> None:
     node.write("torch.OutOfMemoryError: CUDA out of memory.\n" * 50)
 

@@ -857,6 +857,32 @@ def test_an_engine_in_a_replica_of_ray_serve_is_embedded_in_it(node: Node) -> No
     assert node.ranks == {50: "main", 51: "engine", 60: "TP0"}
 
 
+def test_each_model_of_a_router_of_llama_cpp_is_a_server_of_its_own(node: Node) -> None:
+    """The router holds no model; it ends the one that was used least when another is wanted."""
+    node.tree.add(100, "llama-server --port 8080 --models-max 2", comm="llama-server")
+    for pid, port in ((110, 49823), (111, 49824)):
+        words = f"/opt/llama-server --host 127.0.0.1 --port {port} --alias m{port} --model /models/m.gguf"
+        node.tree.add(pid, words, comm="llama-server", ppid=100)
+    found = {server.name: [process.id.pid for process in server.processes] for server in node.look().servers}
+
+    assert found == {"llamacpp-8080": [100], "llamacpp-49823": [110], "llamacpp-49824": [111]}
+    node.tree.end(111)
+    alive = {r.labels[0]: r.value for r in node.look().look().readings("server_alive")}
+    assert alive == {"llamacpp-8080": 1.0, "llamacpp-49823": 1.0, "llamacpp-49824": 0.0}
+
+
+def test_a_child_of_a_router_is_a_server_once_it_has_its_own_command(node: Node) -> None:
+    node.tree.add(100, "llama-server --port 8080", comm="llama-server")
+    node.tree.add(110, "llama-server --port 8080", comm="llama-server", ppid=100)
+    forked = node.look().names
+
+    node.tree.change(110, "llama-server --port 49823 --model m.gguf", stack=2 << 40)
+    node.look()
+
+    assert forked == ["llamacpp-8080"]
+    assert node.look().names == ["llamacpp-49823", "llamacpp-8080"]
+
+
 def test_a_worker_of_dynamo_has_no_port_to_be_watched(node: Node) -> None:
     node.tree.add(100, "python3 -m dynamo.vllm --model org/m", comm="python3")
     node.tree.add(101, "VLLM::EngineCore", ppid=100, comm="VLLM::EngineCor")

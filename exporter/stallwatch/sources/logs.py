@@ -423,7 +423,7 @@ class Logs:
                 self._pass_over(log, server)
             if log.earlier is None:
                 self._look_back(log, server)
-            yield from self._read_log(log, server.name, now, demand=not server.metrics_enabled)
+            yield from self._read_log(log, server.name, now, demand=not self._tells_demand(server))
             yield from self._log_readings(log, server.name, logs.before.get(log.place.name, {}))
         if any(log.catching_up for log in logs.logs.values()):
             return  # a part of the history now would be a step later
@@ -477,6 +477,10 @@ class Logs:
 
     def _framework(self, name: str) -> Framework:
         return self._frameworks.get(name) or self._frameworks[FALLBACK]
+
+    def _tells_demand(self, server: Server) -> bool:
+        """Whether the server's own metrics say what it has to do: its log need not."""
+        return server.metrics_enabled and bool(self._framework(server.framework).metrics.get("requests_running"))
 
     def _last_words(self, name: str, now: Moment) -> Iterator[Observation]:
         logs = self._servers[name]

@@ -213,7 +213,11 @@ class Processes:
 
     def _find_discovered(self, known: Known, taken: set[ProcessId], now: float) -> None:
         chain = [known, *self._table.ancestors(known)]
-        if any(other.id in taken or (other.command and other.command.excluded) for other in chain):
+        if any(other.command and other.command.excluded for other in chain):
+            return
+        if self._is_apart(known):
+            chain = [known]
+        if any(other.id in taken for other in chain):
             return
         for root in reversed(chain):
             if root.command is not None and root.command.framework in self._wanted:
@@ -229,6 +233,14 @@ class Processes:
             return  # an engine whose program is gone: nobody's server
         if parent.stat.pid > 1 or self._candidate.match(parent.stat.comm):
             self._track(parent, command.titled_by, "embedded", taken, now)
+
+    def _is_apart(self, known: Known) -> bool:
+        """Whether it is a server of its own below one of the same kind: what a router starts for each model."""
+        command, parent = known.command, self._table.get(known.stat.ppid)
+        framework = self._framework(command.framework) if command is not None else None
+        if command is None or framework is None or not framework.single_process or parent is None:
+            return False
+        return parent.command is not None and parent.command.framework == framework.name and not self._is_copy(known)
 
     def _find_configured(self, configured: ConfiguredServer, taken: set[ProcessId], now: float) -> None:
         current = self._tracked.get(configured.name)
