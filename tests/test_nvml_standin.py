@@ -507,13 +507,19 @@ def test_a_delayed_call_answers_later(cards: StandIn, nvml: Binding) -> None:
     assert time.monotonic() - began >= 0.03
 
 
+def in_call(cards: StandIn) -> tuple[str, int | None] | None:
+    """The last call that anyone began."""
+    calls = cards.calls()
+    return (calls[-1].name, calls[-1].card) if calls else None
+
+
 def test_a_hang_lasts_until_it_is_cleared_and_the_call_then_answers(cards: StandIn, nvml: Binding) -> None:
     cards.count_calls()
     cards.hang("nvmlDeviceGetPowerUsage", card=0)
 
     assert nvml("nvmlDeviceGetPowerUsage(held(1))") == 70_000
     nvml.begin("nvmlDeviceGetPowerUsage(held(0))")
-    wait_until(lambda: cards.calls()[-1][1:] == ("nvmlDeviceGetPowerUsage", 0))
+    wait_until(lambda: in_call(cards) == ("nvmlDeviceGetPowerUsage", 0))
     silent = nvml.is_silent(60)
     cards.update({"0.power_mw": 80_000, "0.nvmlDeviceGetPowerUsage": None})
 
@@ -526,7 +532,7 @@ def test_a_hung_call_does_not_block_another_thread(cards: StandIn, nvml: Binding
     cards.hang("nvmlDeviceGetPowerUsage", card=0)
     thread = "threading.Thread(target=nvmlDeviceGetPowerUsage, args=(held(0),))"
     nvml(f"handles.__setitem__('thread', {thread}) or handles['thread'].start()")
-    wait_until(lambda: cards.calls()[-1][1:] == ("nvmlDeviceGetPowerUsage", 0))
+    wait_until(lambda: in_call(cards) == ("nvmlDeviceGetPowerUsage", 0))
 
     assert nvml("[nvmlDeviceGetPowerUsage(held(1)), handles['thread'].is_alive()]") == [70_000, True]
 
@@ -546,7 +552,7 @@ def test_a_deaf_hang_holds_signals_back_as_an_uninterruptible_one(cards: StandIn
     cards.count_calls()
     cards.hang("nvmlDeviceGetCount_v2", deaf=True)
     nvml.begin("nvmlDeviceGetCount()")
-    wait_until(lambda: bool(cards.calls()))
+    wait_until(lambda: in_call(cards) is not None)
     wait_until(lambda: signal_set(nvml.process.pid, "SigBlk") != 0)
 
     nvml.process.terminate()
@@ -563,7 +569,7 @@ def test_another_hang_lets_a_signal_end_the_process(cards: StandIn, fresh: Calla
     cards.count_calls()
     cards.hang("nvmlDeviceGetCount_v2")
     nvml.begin("nvmlDeviceGetCount()")
-    wait_until(lambda: bool(cards.calls()))
+    wait_until(lambda: in_call(cards) is not None)
 
     nvml.process.terminate()
 
