@@ -683,6 +683,19 @@ def test_the_file_is_read_again_only_when_it_was_replaced(cards: StandIn, nvml: 
     assert nvml("nvmlDeviceGetPowerUsage(held(0))") == 222_000
 
 
+def test_changes_in_quick_succession_are_all_seen(cards: StandIn, nvml: Binding) -> None:
+    """Equally long files within one tick of the file system's clock, the third perhaps with the first one's inode."""
+    seen = []
+    for power in range(100_000, 100_200, 4):
+        cards.set("0.power_mw", power)
+        nvml("nvmlDeviceGetPowerUsage(held(0))")
+        cards.set("0.power_mw", power + 1)
+        cards.set("0.power_mw", power + 2)
+        seen.append(nvml("nvmlDeviceGetPowerUsage(held(0))"))
+
+    assert seen == [power + 2 for power in range(100_000, 100_200, 4)]
+
+
 def test_a_file_that_is_there_is_taken_over(cards: StandIn, folder: Path, nvml_standin: Path) -> None:
     cards.set("*.power_mw", 111_000)
 
