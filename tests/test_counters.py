@@ -304,3 +304,19 @@ def test_the_search_for_bars_does_not_explode(text: str) -> None:
         found = log_text.pieces_of(text.encode())
 
     assert b"".join(found) == text.encode()
+
+
+def test_what_a_shard_of_tgi_held_back_is_one_traceback() -> None:
+    text = """2025-01-01T10:01:43.1Z ERROR shard-manager: text_generation_launcher: Shard complete standard error output:
+
+Traceback (most recent call last):
+
+  File "/usr/bin/text-generation-server", line 8, in <module>
+torch.OutOfMemoryError: CUDA out of memory. rank=0
+2025-01-01T10:01:43.223456Z ERROR text_generation_launcher: Shard 0 failed to start
+"""
+    reader = scanner("tgi")
+    reader.feed(text.encode())
+
+    assert dict(reader.errors) == {"traceback": 1, "oom": 1, "rank_died": 1}
+    assert dict(reader.events) == {"error": 2, "fatal": 1}
