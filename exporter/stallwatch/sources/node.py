@@ -1,4 +1,4 @@
-"""The `node` collector: memory of the host, kills by the kernel's OOM killer, and locks that servers wait for."""
+"""The `node` collector: memory of the host, shared memory, kills by the kernel, and locks that servers wait for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..signals import LOCK_AGE, LOCK_HELD, OOM_KILLS
 from . import Host, Moment
 from .locks import Locks
 from .procfs import reason_of
+from .shm import SHM_ORPHAN, Orphans
 
 MEMORY_AVAILABLE = Signal(
     "node_memory_available_bytes", "Memory available without swapping, in bytes (MemAvailable).", (), "node"
@@ -40,6 +41,7 @@ class Node:
         MEMORY_TOTAL,
         OOM_KILLS,
         SHM_USED,
+        SHM_ORPHAN,
         LOCK_AGE,
         LOCK_HELD,
     )
@@ -47,9 +49,11 @@ class Node:
     def __init__(self, host: Host, locks: Locks | None = None) -> None:
         self._proc, self._shm = host.proc, host.root / "dev/shm"  # the host's own tmpfs is measured
         self._locks = locks or Locks(host)
+        self._orphans = Orphans(host)
 
     def close(self) -> None:
         self._locks.close()
+        self._orphans.close()
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         """stallwatch_node_memory_available_bytes 4.46e+11"""
@@ -64,6 +68,7 @@ class Node:
             yield SHM_USED.missing(reason_of(error))
         else:
             yield SHM_USED.read((space.f_blocks - space.f_bfree) * space.f_frsize)
+        yield from self._orphans.read(now)
         yield from self._locks.read(scene, now)
 
     def _oom_kills(self) -> Reading:
