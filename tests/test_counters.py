@@ -307,7 +307,7 @@ def test_the_search_for_bars_does_not_explode(text: str) -> None:
 
 
 def test_what_a_shard_of_tgi_held_back_is_one_traceback() -> None:
-    text = """2025-01-01T10:01:43.1Z ERROR shard-manager: text_generation_launcher: Shard complete standard error output:
+    text = """2025-01-01T10:01:43Z ERROR shard-manager: text_generation_launcher: Shard complete standard error output:
 
 Traceback (most recent call last):
 

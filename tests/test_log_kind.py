@@ -88,6 +88,27 @@ def test_a_prompt_in_another_servers_log_makes_it_not_that_of_the_quoted_one() -
     assert recognise([served], FRAMEWORKS).framework.name == "vllm"
 
 
+QUOTED = {
+    "vllm": b"2025-10-21T23:24:52.381069Z  INFO main.init: worker for org/m has been initialized\n",
+    "sglang": b"2025-10-21T23:24:52.381069Z  INFO x: Model registration succeeded; processing queued requests\n",
+    "trtllm": b"2025-10-21T23:24:52.381069Z ERROR main.init: Failed to serve endpoints: x\n",
+}
+"""What a worker of Dynamo writes, as the second line of a prompt that is printed as it is."""
+
+
+@pytest.mark.parametrize(
+    ("name", "log"),
+    [("vllm", "vllm-0.33.0-tp2-v2-runner"), ("sglang", "sglang-0.4.9-tp2"), ("trtllm", "trtllm-1.3.0-tp2")],
+)
+def test_a_line_of_a_worker_of_dynamo_in_a_servers_log_makes_it_none(name: str, log: str) -> None:
+    text = (MADE / f"{log}.log").read_bytes()
+    of_http = (b"INFO:  ", b"Starting vLLM server", b"ready to roll")
+    engine = b"".join(line for line in text.splitlines(True) if not any(word in line for word in of_http))
+
+    assert recognise([text + QUOTED[name]], FRAMEWORKS).framework.name == name
+    assert recognise([engine + QUOTED[name]], FRAMEWORKS).framework.name == f"dynamo-{name}"
+
+
 def parsed(name: str) -> dict[str, Any]:
     file: dict[str, Any] = parse_files([str(MADE / f"{name}.log")], None, FRAMEWORKS)["files"][0]
     return file

@@ -79,13 +79,21 @@ def _shared(frameworks: Sequence[Framework]) -> frozenset[Pattern]:
 
 
 def _score(framework: Framework, blocks: Sequence[bytes], shared: frozenset[Pattern]) -> _Score:
-    """Nothing for a framework that extends another when only the other's lines are there."""
+    """Nothing for a framework that extends another when only the other's lines are there, or those of its web server.
+
+    An engine inside another program has none; where there is one, what looks like the other program's is a quotation.
+    """
     witness = _Witness(framework)
     for block in blocks:
         witness.feed(block)
     witness.finish()
     known = {pattern: count for pattern, count in witness.found.items() if pattern not in shared}
-    if framework.extends and not framework.own & known.keys():
+    if framework.extends and (not framework.own & known.keys() or any(map(_serves, known.keys() - framework.own))):
         return _Score()
     own = sum(1 for pattern in known if pattern.prefix == "own")
     return _Score(own, len(known) - own, sum(known.values()))
+
+
+def _serves(pattern: Pattern) -> bool:
+    """Whether a line tells of an engine's own web server."""
+    return pattern.prefix == "uvicorn" or pattern.event in ("listening", "ready")
