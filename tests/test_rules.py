@@ -52,6 +52,8 @@ def rules() -> Iterator[Mapping[str, Any]]:
 
 
 ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+RECORDS = {rule["record"]: rule for rule in rules() if "record" in rule}
+each_record = pytest.mark.parametrize("name", RECORDS)
 each_alert = pytest.mark.parametrize("name", ALERTS)
 
 
@@ -213,6 +215,31 @@ def test_every_label_in_a_selector_is_one_the_metric_has(name: str) -> None:
 
         assert signal is not None
         assert named - {"job", "instance"} <= set(signal.labels), metric
+
+
+@each_record
+def test_a_recording_rule_says_level_metric_and_operation_in_its_name(name: str) -> None:
+    level, metric, operation = name.split(":")
+
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", part) for part in (level, metric, operation))
+    assert set(level.split("_")) <= {"server", "rank", "gpu"}
+
+
+@each_record
+def test_a_recording_rule_rests_on_what_is_exported_or_on_others_of_its_group(name: str) -> None:
+    signals = exported()
+    expr = RECORDS[name]["expr"]
+    foreign = re.sub(r"[a-z_]+:([a-z0-9_]+):[a-z_]+", "", expr)
+
+    assert set(re.findall(r"[a-z_]+:[a-z0-9_]+:[a-z_]+", expr)) <= set(RECORDS) - {name}
+    assert [metric for metric in OWN.findall(foreign) if signal_of(metric, signals) is None] == []
+
+
+@each_record
+def test_a_recording_rule_has_a_test_with_its_value(name: str) -> None:
+    cases = [case for path in TESTS for test in load(path)["tests"] for case in test.get("promql_expr_test", ())]
+
+    assert [case for case in cases if case["expr"] == name and case["exp_samples"]]
 
 
 @pytest.mark.parametrize(
