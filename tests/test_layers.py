@@ -47,10 +47,11 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_containers": "sources.log_mounts sources.procfs",
     "sources.log_decode": "",
     "sources.log_earlier": "",
-    "sources.log_lines": "model startup frameworks config sources.log_ranks sources.log_search sources.log_shapes"
+    "sources.log_lines": "frameworks config sources.log_ranks sources.log_repeats sources.log_search sources.log_shapes"
     " sources.log_text sources.log_times",
     "sources.log_places": "model sources.log_guard",
     "sources.log_ranks": "frameworks",
+    "sources.log_repeats": "startup frameworks frameworks.json_lines sources.log_search",
     "sources.log_search": "frameworks",
     "sources.log_shapes": "frameworks sources.log_text",
     "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.log_guard"
@@ -68,6 +69,11 @@ ALLOWED: Mapping[str, str] = {
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
     " sources.procfs",
     "sources.locks_child": "sources.blocking_child",
+    "sources.gpu": "model signals config sources sources.gpu_faults sources.gpu_owners sources.gpu_unowned"
+    " sources.nvml_child sources.procfs sources.xid sources.xid_log",
+    "sources.gpu_faults": "model sources.xid",
+    "sources.gpu_owners": "model sources.nvml_child sources.procfs",
+    "sources.gpu_unowned": "sources.gpu_owners sources.procfs",
     "sources.nvml": "",
     "sources.nvml_child": "sources.nvml",
     "sources.node": "model signals sources sources.locks sources.procfs sources.shm",
@@ -98,7 +104,7 @@ ALLOWED: Mapping[str, str] = {
     "verdict.evidence": "model config signals server_timeline tracks cards verdict.channels",
     "episodes": "model config server_timeline timeline verdict.*",
     "poller": "model signals config sources",
-    "memory": "model signals startup tracks server_timeline timeline episodes",
+    "memory": "model signals startup tracks cards server_timeline timeline episodes",
     "state_file": "",
     "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline verdict.* episodes"
     " poller memory",

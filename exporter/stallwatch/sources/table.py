@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from . import Host, Source
 from .endpoints import Endpoints
+from .gpu import Gpu
 from .logs import Logs
 from .node import Node
 from .processes import Processes
@@ -17,6 +18,7 @@ SOURCES: Mapping[str, Callable[[Host], Source]] = {
     "threads": Threads,
     "sockets": Sockets,
     "logs": Logs,
+    "gpu": Gpu,
     "endpoints": Endpoints,
     "node": Node,
 }
