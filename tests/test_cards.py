@@ -33,6 +33,7 @@ NAMES: dict[str, Signal] = {
     "dram": signals.GPU_DRAM_ACTIVITY,
     "lost": signals.GPU_LOST,
     "unowned": signals.GPU_UNOWNED_MEMORY,
+    "clock": signals.GPU_SM_CLOCK,
 }
 
 
@@ -61,9 +62,12 @@ class Node:
     moves: list[tuple[str, str, float, str | None]] = field(default_factory=list)
     cards: Cards = field(init=False)
     at: float = -STEP
+    may_rest: bool = True  # its servers are idle, or on their way and not silent
 
     def __post_init__(self) -> None:
-        self.cards = Cards(lambda *move: self.moves.append(move), lambda server: WINDOW)
+        self.cards = Cards(
+            lambda *move: self.moves.append(move), lambda server: WINDOW, lambda server, at: self.may_rest
+        )
 
     def look(self, *readings: Reading, at: float | None = None, pause: float = 0.0) -> None:
         """One result, one interval after the last.  `pause`: how long we stood still ourselves until now."""
@@ -652,6 +656,389 @@ def test_no_card_and_a_stale_one_are_not_known_to_rest() -> None:
     assert node.cards.at_rest("nobody", node.at) is None
 
 
+# --- learned idle power ------------------------------------------------------------------------------------
+
+REST: dict[str, float | None] = {"util": 0.0, "memory_util": 0.0, "power": IDLE, "limit": LIMIT, "receive": MIB}
+LEARNING = 8
+"""Looks: one that shows whose the card is, one that opens the rest, and 30 s."""
+
+
+def said_of(gpu: str = "GPU-0", driver: str = "580.95", mig: str = "") -> Reading:
+    return signals.GPU_INFO.read(1, gpu, "3", "NVIDIA H100", "9.0", driver, "0000:10:00.0", mig)
+
+
+def rested(looks: int = LEARNING, /, **figures: float | None) -> Node:
+    node = Node()
+    node.looks(looks, tie(), held(70_000), *card("GPU-0", **(REST | figures)))
+    return node
+
+
+def learned(node: Node) -> dict[str, float]:
+    return {reading.labels[0]: reading.value or 0.0 for reading in node.cards.learned(node.at)}
+
+
+def test_thirty_seconds_at_rest_teach_what_a_card_takes() -> None:
+    assert learned(rested()) == {"GPU-0": IDLE}
+    assert learned(rested(LEARNING - 1)) == {}
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        pytest.param({"util": 0.01}, id="used"),
+        pytest.param({"util": None}, id="not known whether it is used"),
+        pytest.param({"memory_util": 0.01}, id="its memory used"),
+        pytest.param({"receive": 20.0 * MIB}, id="the bus used"),
+        pytest.param({"dram": 0.03}, id="its memory interface used"),
+        pytest.param({"tensor": 0.03}, id="its tensor cores used"),
+        pytest.param({"power": None}, id="power not known"),
+        pytest.param({"unowned": 20.0 * MIB}, id="somebody unknown is on it"),
+        pytest.param({"lost": 1.0}, id="lost"),
+    ],
+)
+def test_a_card_that_is_not_known_to_rest_teaches_nothing(figures: dict[str, float | None]) -> None:
+    assert learned(rested(30, **figures)) == {}
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        pytest.param({"memory_util": None}, id="use of its memory not known"),
+        pytest.param({"receive": None}, id="the bus not known"),
+        pytest.param({"used": None}, id="its memory not known"),
+        pytest.param({"receive": 15.0 * MIB}, id="chatter"),
+        pytest.param({"dram": 0.01}, id="next to nothing"),
+        pytest.param({"unowned": 15.0 * MIB}, id="15 MiB of nobody"),
+    ],
+)
+def test_a_condition_on_what_cannot_be_read_is_left_out(figures: dict[str, float | None]) -> None:
+    assert learned(rested(**figures)) == {"GPU-0": IDLE}
+
+
+def test_a_silent_server_teaches_nothing() -> None:
+    node, twin = Node(may_rest=False), Node(may_rest=True)
+    for each in (node, twin):
+        each.looks(30, tie(), held(70_000), *card("GPU-0", **REST))
+
+    assert (learned(node), learned(twin)) == ({}, {"GPU-0": IDLE})
+
+
+def test_a_card_on_which_nobody_holds_anything_teaches_nothing() -> None:
+    """Without a context it takes 50 W less."""
+    empty, unknown = Node(), Node()
+    empty.looks(LEARNING, tie(), held(0), *card("GPU-0", used=2 * MIB, **REST))
+    unknown.looks(LEARNING, tie(), held(None), *card("GPU-0", used=None, **REST))
+
+    assert (learned(empty), learned(unknown)) == ({}, {"GPU-0": IDLE})
+
+
+def test_a_card_of_two_servers_teaches_nothing() -> None:
+    node = Node()
+    node.looks(30, tie(), held(70_000), held(3, server="other"), *card("GPU-0", **REST))
+
+    assert learned(node) == {}
+
+
+def test_thirty_seconds_are_without_a_break() -> None:
+    node = rested(LEARNING - 1)
+    node.look(tie(), held(70_000), *card("GPU-0", **(REST | {"util": 0.2})))
+    node.looks(6, tie(), held(70_000), *card("GPU-0", **REST))
+    assert learned(node) == {}
+
+    node.look(tie(), held(70_000), *card("GPU-0", **REST))
+    assert learned(node) == {"GPU-0": IDLE}
+
+
+def test_power_is_what_the_energy_counter_says() -> None:
+    node = Node()
+    for number in range(LEARNING):
+        node.look(tie(), held(70_000), *card("GPU-0", energy=1e6 + 130.0 * STEP * number, **(REST | {"power": 500.0})))
+
+    assert learned(node) == {"GPU-0": 130.0}
+
+
+def test_idle_power_is_that_of_the_driver_and_of_the_clock() -> None:
+    node = Node()
+    node.looks(LEARNING, tie(), held(70_000), said_of(), *card("GPU-0", clock=1_980e6, **REST))
+    assert learned(node) == {"GPU-0": IDLE}
+
+    node.looks(2, tie(), held(70_000), said_of(), *card("GPU-0", clock=1_755e6, **REST))
+    assert learned(node) == {"GPU-0": IDLE}
+    node.looks(2, tie(), held(70_000), said_of(), *card("GPU-0", clock=345e6, **(REST | {"power": 72.0})))
+    assert learned(node) == {}
+    node.looks(2, tie(), held(70_000), said_of(driver="610.57"), *card("GPU-0", clock=1_980e6, **REST))
+    assert learned(node) == {}
+    node.looks(1, tie(), held(70_000), said_of(), *card("GPU-0", clock=1_980e6, **REST))
+    assert learned(node) == {"GPU-0": IDLE}
+
+
+def test_a_clock_that_cannot_be_read_at_one_look_is_still_the_clock() -> None:
+    node = Node()
+    node.looks(LEARNING, tie(), held(70_000), said_of(), *card("GPU-0", clock=1_980e6, **REST))
+    node.look(tie(), held(70_000), said_of(), *card("GPU-0", clock=None, **REST))
+
+    assert learned(node) == {"GPU-0": IDLE}
+
+
+def test_learned_idle_power_makes_power_readable_and_work_a_move() -> None:
+    node = rested()
+    assert node.channels()["gpu_power"] is True
+    node.moves.clear()
+
+    node.looks(2, tie(), held(70_000), *card("GPU-0", **(REST | {"power": SPIN, "util": 1.0})))
+    assert [channel for channel, _ in node.moved if channel == "gpu_power"] == []
+    node.looks(2, tie(), held(70_000), *card("GPU-0", **(REST | {"power": WORK, "util": 1.0})))
+    assert [at for channel, at in node.moved if channel == "gpu_power"] == [node.at - STEP, node.at]
+
+
+def test_idle_power_that_is_said_counts_before_what_was_learned() -> None:
+    node = rested()
+    node.look(tie(), held(70_000), *card("GPU-0", **REST, idle=90.0))
+
+    (state,) = node.cards.of_ranks("s", node.at)["TP0"]
+    assert state.idle_power_watts == 90.0
+    assert learned(node) == {}
+
+
+def test_idle_power_of_a_card_that_is_read_no_more_is_not_shown() -> None:
+    node = rested()
+    node.looks(4, tie())
+
+    assert learned(node) == {}
+
+
+def test_what_was_learned_is_put_back_under_the_same_words() -> None:
+    node, after = rested(), Node()
+    node.looks(14, tie(), held(70_000), *card("GPU-0", **(REST | {"power": 600.0, "util": 1.0})))
+    kept = dict(node.cards.kept())
+    assert kept == {("idle", "GPU-0", "", -1): IDLE, ("work", "GPU-0"): 600.0}
+
+    after.look(tie(), held(70_000), *card("GPU-0", **REST))
+    for words in list(after.cards.wanted()):
+        after.cards.recall(words, kept[words])
+
+    assert learned(after) == {"GPU-0": IDLE}
+    assert dict(after.cards.kept()) == kept
+    assert list(after.cards.wanted()) == [("work", "GPU-0")]
+
+
+# --- spins -------------------------------------------------------------------------------------------------
+
+SPINNING: dict[str, float | None] = {"util": 1.0, "memory_util": 0.0, "power": SPIN, "limit": LIMIT, "idle": IDLE}
+
+
+def spun(looks: int = 14, /, **figures: float | None) -> Node:
+    node = Node()
+    node.looks(looks, tie(), held(70_000), *card("GPU-0", **(SPINNING | figures)))
+    return node
+
+
+def spins(node: Node) -> list[tuple[str, float, bool]]:
+    return [(spin.rank, spin.age, spin.is_proven) for spin in node.cards.spins("s", node.at)]
+
+
+def test_a_card_that_is_always_used_at_idle_power_spins() -> None:
+    assert spins(spun()) == [("TP0", 65.0, True)]
+    assert spins(spun(2)) == [("TP0", 5.0, True)]
+    assert spins(spun(1)) == [("TP0", 0.0, False)]
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        pytest.param({"util": 0.94}, id="not always used"),
+        pytest.param({"memory_util": 0.02}, id="its memory used"),
+        pytest.param({"power": WORK}, id="power of work"),
+        pytest.param({"dram": 0.03}, id="memory interface works"),
+        pytest.param({"util": None}, id="not known whether it is used"),
+        pytest.param({"unowned": 20.0 * MIB}, id="not ours alone"),
+        pytest.param({"lost": 1.0}, id="lost"),
+    ],
+)
+def test_what_differs_in_one_figure_is_no_spin(figures: dict[str, float | None]) -> None:
+    assert spins(spun(30, **figures)) == []
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        pytest.param({"memory_util": None}, id="use of its memory not known"),
+        pytest.param({"idle": None}, id="idle power not known"),
+        pytest.param({"power": None}, id="power not known"),
+        pytest.param({"limit": None}, id="not known what work takes"),
+    ],
+)
+def test_a_spin_of_which_too_little_is_read_is_not_proven(figures: dict[str, float | None]) -> None:
+    assert spins(spun(**figures)) == [("TP0", 65.0, False)]
+
+
+def test_a_look_that_fails_ends_no_spin_and_one_that_shows_work_does() -> None:
+    node, twin = spun(), spun()
+    node.look(tie(), held(70_000), *card("GPU-0", util=None, memory_util=None, power=None))
+    node.look(tie(), held(70_000), *card("GPU-0", **SPINNING))
+    twin.look(tie(), held(70_000), *card("GPU-0", **(SPINNING | {"util": 0.3})))
+    twin.look(tie(), held(70_000), *card("GPU-0", **SPINNING))
+
+    assert spins(node) == [("TP0", 75.0, True)]
+    assert spins(twin) == [("TP0", 0.0, True)]
+
+
+def test_a_spin_that_is_read_no_more_is_none() -> None:
+    node = spun()
+    node.looks(4, tie(), held(70_000))
+
+    assert spins(node) == []
+
+
+def test_one_rank_spins_and_its_siblings_rest() -> None:
+    node = Node()
+    for _ in range(14):
+        node.look(
+            tie("TP0"), tie("TP1", "GPU-1"), *card("GPU-0", **SPINNING), *card("GPU-1", **(SPINNING | {"util": 0.0}))
+        )
+
+    assert spins(node) == [("TP0", 65.0, True)]
+    assert node.cards.works("s", node.at) is False
+
+
+def test_a_sibling_that_works_a_little_is_seen() -> None:
+    """Small kernels of an autotune: neither rest nor a spin."""
+    node, twin = Node(), Node()
+    for number in range(40):
+        for each, util in ((node, 0.3 if number > 30 else 0.0), (twin, 0.3 if number < 20 else 0.0)):
+            each.look(
+                tie("TP0"),
+                tie("TP1", "GPU-1"),
+                *card("GPU-0", **SPINNING),
+                *card("GPU-1", **(SPINNING | {"util": util})),
+            )
+
+    assert node.cards.works("s", node.at) is True
+    assert twin.cards.works("s", twin.at) is False
+
+
+def test_an_empty_card_that_stands_at_full_use_neither_spins_nor_moves() -> None:
+    latched = Node()
+    latched.looks(30, tie(), held(0), *card("GPU-0", used=600 * MIB, **SPINNING))
+    nobody = Node()
+    nobody.looks(30, tie(), *card("GPU-0", used=2 * MIB, **SPINNING))
+    for node in (latched, nobody):
+        assert spins(node) == []
+        assert "gpu_utilization" not in {channel for channel, _ in node.moved}
+        assert node.cards.at_rest("s", node.at) is True
+
+    twin = spun(30, used=600.0 * MIB)
+    assert len(spins(twin)) == 1
+    assert "gpu_utilization" in {channel for channel, _ in twin.moved}
+
+
+def test_a_spin_of_another_process_is_another_spin() -> None:
+    node = spun()
+    node.look(tie(), held(70_000), held(5, server="other"), *card("GPU-0", **SPINNING))
+    node.cards.forget("other")
+    node.looks(5, tie(), held(70_000), *card("GPU-0", **SPINNING))
+
+    assert spins(node) == [("TP0", 20.0, True)]
+
+
+# --- lost cards, a driver that hangs, divided cards ----------------------------------------------------------
+
+
+def test_the_ranks_that_were_on_a_lost_card_are_told_and_since_when() -> None:
+    node = Node()
+    node.looks(2, held(70_000), *card("GPU-0", lost=0.0))
+    assert node.cards.lost("s", node.at) == ()
+
+    node.look(signals.GPU_PROCESS_MEMORY.missing("gpu_lost", "GPU-0", "s", "TP0"), *card("GPU-0", lost=1.0))
+    node.looks(20, *card("GPU-0", lost=1.0))
+    assert node.cards.lost("s", node.at) == ((100.0, "TP0"),)
+    assert node.cards.lost("other", node.at) == ()
+
+    node.look(*card("GPU-0", lost=0.0))
+    assert node.cards.lost("s", node.at) == ()
+
+
+def test_who_left_a_card_before_it_was_lost_did_not_lose_it() -> None:
+    node = Node()
+    node.looks(2, tie(), held(70_000), *card("GPU-0", lost=0.0))
+    node.looks(6, *card("GPU-0", lost=0.0))
+    node.look(*card("GPU-0", lost=1.0))
+
+    assert node.cards.lost("s", node.at) == ()
+
+
+def test_another_start_of_the_server_lost_nothing() -> None:
+    node = Node()
+    node.looks(2, tie(), *card("GPU-0", lost=0.0))
+    node.look(*card("GPU-0", lost=1.0))
+    node.cards.forget("s")
+    node.look(tie(gpu="GPU-1"), *card("GPU-0", lost=1.0), *card("GPU-1", lost=0.0))
+
+    assert node.cards.lost("s", node.at) == ()
+
+
+def test_what_cannot_be_read_is_not_lost() -> None:
+    node = Node()
+    node.looks(2, tie(), *card("GPU-0", lost=0.0))
+    node.looks(5, tie(), *card("GPU-0", lost=None, util=None))
+
+    assert node.cards.lost("s", node.at) == ()
+
+
+def unanswered(gpu: str = "GPU-0") -> list[Reading]:
+    return [signals.GPU_UTILIZATION.missing("driver_unresponsive", gpu), signals.GPU_LOST.missing("error", gpu)]
+
+
+def test_a_driver_that_answers_for_no_figure_of_a_card_for_a_window_hangs() -> None:
+    node, twin = Node(), Node()
+    for each in (node, twin):
+        each.looks(2, tie(), *card("GPU-0", util=0.0, lost=0.0))
+    node.looks(13, tie(), *unanswered())
+    twin.looks(13, tie(), *unanswered(), *card("GPU-0", power=IDLE))
+
+    assert node.cards.driver_hangs("s", node.at) is True
+    assert node.cards.driver_hangs("other", node.at) is False
+    assert twin.cards.driver_hangs("s", twin.at) is False
+    node.look(tie(), *card("GPU-0", util=0.0, lost=0.0))
+    assert node.cards.driver_hangs("s", node.at) is False
+
+
+def test_a_driver_that_hangs_for_less_than_a_window_does_not_hang() -> None:
+    node = Node()
+    node.look(tie(), *card("GPU-0", util=0.0))
+    node.looks(12, tie(), *unanswered())
+
+    assert node.cards.driver_hangs("s", node.at) is False
+
+
+@pytest.mark.parametrize(("seconds", "hangs"), [(60.0, True), (59.0, False), (0.0, False)])
+def test_while_no_card_is_known_the_call_in_flight_tells(seconds: float, hangs: bool) -> None:
+    node = Node()
+    node.cards.call.put(seconds, None, 5.0, STEP, 5.0)
+
+    assert node.cards.driver_hangs("s", 5.0) is hangs
+    assert node.cards.driver_hangs("s", 50.0) is False
+
+
+def test_a_call_in_flight_is_no_matter_to_a_server_whose_cards_are_read() -> None:
+    node = watched(util=0.0)
+    node.cards.call.put(600.0, None, node.at, STEP, node.at)
+
+    assert node.cards.driver_hangs("s", node.at) is False
+
+
+def test_a_divided_card_is_no_card_of_anybody_and_its_instances_are() -> None:
+    node, whole = Node(), Node()
+    instance = "MIG-6f2b1f6e-0000-5000-8000-000000000000"
+    for each, mig in ((node, "enabled"), (whole, "disabled")):
+        ties = (tie(), tie(gpu=instance), held(1000, gpu=instance))
+        each.looks(14, said_of(mig=mig), *ties, *card("GPU-0", **SPINNING), *card(instance, tensor=0.0))
+
+    assert spins(node) == []
+    assert "gpu_utilization" not in {channel for channel, _ in node.moved}
+    assert len(spins(whole)) == 1
+
+
 # --- bounds ------------------------------------------------------------------------------------------------
 
 
@@ -685,7 +1072,9 @@ def test_memory_per_series_does_not_grow_with_time() -> None:
     node = Node()
     sizes = []
     for number in range(2000):
-        node.look(tie(), held(1000), *card(used=1e9, receive=MIB, util=0.5, power=IDLE, idle=IDLE, limit=LIMIT))
+        node.look(
+            tie(), held(1000), *card("GPU-0", used=1e9, receive=MIB, util=0.5, power=IDLE, idle=IDLE, limit=LIMIT)
+        )
         if number in (100, 1999):
             found = node.cards._cards["GPU-0"]
             tracks = [found._bus, *(figure.track for figure in (*found.figures.values(), *found.held.values()))]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from stallwatch.cards import Spin
 from stallwatch.config import Thresholds
 from stallwatch.model import ChannelState, Verdict
 from stallwatch.verdict import Evidence, judge
@@ -817,6 +818,191 @@ def test_a_rank_that_dies_in_an_open_autotune_fails() -> None:
     assert judged(replace(STUCK, autotune_open=True, deaths=((1.0, "TP1"),), live_ranks=1))[0] == "failed"
 
 
+# --- spins on cards --------------------------------------------------------------------------------------------
+
+CARD_USED = (ChannelState("gpu_utilization", "moving", 1.0),)
+SPINS = replace(STUCK, channels=(*CPU_FLAT, *CARD_USED), spins=(Spin("TP0", 250.0, True),))
+"""TP0 waits on its card for TP1, whose card is at rest."""
+
+BOTH = (Spin("TP0", 480.0, True), Spin("TP1", 490.0, True))
+
+
+def test_a_proven_spin_of_one_rank_is_a_stall() -> None:
+    assert judged(SPINS) == ("stalled", "gpu_spin", None)
+    assert judged(replace(SPINS, ranks=two(markers=2))) == ("stalled", "gpu_spin", "TP1")
+
+
+@pytest.mark.parametrize(
+    ("twin", "found"),
+    [
+        pytest.param({"progress_age": 60.0}, ("working", "none"), id="something strong moves"),
+        pytest.param({"progress_age": 239.0}, ("quiet", "none"), id="not long enough"),
+        pytest.param({"spins": (Spin("TP0", 250.0, False),)}, ("suspect", "gpu_spin"), id="not proven"),
+        pytest.param({"spins": ()}, ("suspect", "none"), id="used, and no more is known"),
+        pytest.param({"cards_work": True}, ("suspect", "gpu_spin"), id="another card works a little"),
+        pytest.param({"busy": frozenset(("TP1",))}, ("suspect", "gpu_spin"), id="a rank works that does not spin"),
+        pytest.param({"busy": frozenset(("engine",))}, ("suspect", "gpu_spin"), id="an engine works"),
+        pytest.param({"compile_open": True}, ("suspect", "gpu_spin"), id="somebody compiles"),
+        pytest.param({"autotune_open": True}, ("suspect", "gpu_spin"), id="somebody tunes"),
+        pytest.param({"held_lock": True}, ("suspect", "gpu_spin"), id="a lock may be held"),
+        pytest.param({"frozen": True}, ("suspect", "frozen"), id="frozen"),
+        pytest.param({"ranks": two(traced=True)}, ("suspect", "traced"), id="a debugger"),
+        pytest.param({"nnodes": 2}, ("suspect", "waiting_remote"), id="another node"),
+        pytest.param({"nnodes": 2, "compile_open": True}, ("suspect", "gpu_spin"), id="another node, compiling"),
+        pytest.param({"storage_readable": False}, ("unknown", "unreadable"), id="storage cannot be read"),
+        pytest.param({"log": "absent"}, ("unknown", "no_evidence"), id="no log"),
+    ],
+)
+def test_what_a_spin_may_wait_for_makes_it_no_page(twin: dict[str, object], found: tuple[str, str]) -> None:
+    assert judged(replace(SPINS, **twin))[:2] == found  # type: ignore[arg-type]
+
+
+def test_the_cpu_of_a_rank_that_spins_is_part_of_the_spin() -> None:
+    """Its thread asks the card again and again whether it is done; that says no more than the card does."""
+    polls = replace(SPINS, channels=(*CPU_MOVES, *CARD_USED), busy=frozenset(("TP0",)))
+
+    assert judged(polls)[:2] == ("stalled", "gpu_spin")
+    assert judged(replace(polls, busy=frozenset(("TP0", "TP1"))))[:2] == ("suspect", "gpu_spin")
+    assert judged(replace(polls, spins=()))[:2] == ("suspect", "busy_spin")
+
+
+def test_a_spin_lasts_for_a_window_before_it_is_one() -> None:
+    assert judged(replace(SPINS, spins=(Spin("TP0", 60.0, True),)))[:2] == ("stalled", "gpu_spin")
+    assert judged(replace(SPINS, spins=(Spin("TP0", 59.0, True),)))[:2] == ("suspect", "none")
+
+
+GOES_ON = Verdict("stalled", "gpu_spin", 900.0, "TP1")
+NOT_KNOWN = (*CPU_MOVES, ChannelState("gpu_utilization", "absent", None))
+
+
+def test_a_spin_that_was_found_goes_on_until_a_card_shows_otherwise() -> None:
+    """After a restart of ours the cards come late, and what they take is not known at the first look."""
+    first = replace(SPINS, spins=(Spin("TP0", 0.0, False),), phase="warming_up")
+    for evidence, found in (
+        (replace(STUCK, channels=NOT_KNOWN, busy=frozenset(("TP0",))), "gpu_spin"),
+        (first, "gpu_spin"),
+        (replace(first, spins=()), "none"),
+    ):
+        verdict = judge(evidence, T, GOES_ON, now=1000.0)
+        state = "stalled" if found == "gpu_spin" else "suspect"
+        assert (verdict.state, verdict.reason, verdict.suspect_rank) == (state, found, "TP1")
+
+    assert judge(replace(first, cards_work=True), T, GOES_ON, now=1000.0).state == "suspect"
+    assert judge(first, T, replace(GOES_ON, state="suspect"), now=1000.0).state == "suspect"
+    assert judge(replace(STUCK, channels=NOT_KNOWN), T, None, now=1000.0).reason == "busy_spin"
+
+
+def test_without_a_log_a_spin_needs_twice_the_time() -> None:
+    quiet = replace(SPINS, log="absent", gpu_readable=True)
+
+    assert judged(replace(quiet, progress_age=479.0))[0] == "unknown"
+    assert judged(replace(quiet, progress_age=480.0))[:2] == ("stalled", "gpu_spin")
+
+
+@pytest.mark.parametrize("phase", ["capturing_graphs", "warming_up"])
+@pytest.mark.parametrize(
+    ("spins", "progress_age", "state"),
+    [
+        (BOTH, 480.0, "stalled"),
+        (BOTH, 479.0, "suspect"),
+        ((Spin("TP0", 479.0, True), BOTH[1]), 600.0, "suspect"),
+        (BOTH[:1], 9e9, "suspect"),
+        ((replace(BOTH[0], is_proven=False), BOTH[1]), 9e9, "suspect"),
+    ],
+)
+def test_where_ranks_wait_on_cards_for_one_that_is_late_all_must_spin_for_twice_the_time(
+    phase: str, spins: tuple[Spin, ...], progress_age: float, state: str
+) -> None:
+    spinning = replace(SPINS, phase=phase, spins=spins, progress_age=progress_age)
+
+    assert judged(spinning)[:2] == (state, "gpu_spin")
+    assert judged(replace(spinning, phase="memory_pool", progress_age=300.0))[0] == (
+        "stalled" if any(spin.is_proven for spin in spins) else "suspect"
+    )
+
+
+def test_a_dead_rank_need_not_spin() -> None:
+    ranks = (*two(), RankEvidence("engine", is_engine=True))
+    spinning = replace(SPINS, phase="warming_up", spins=BOTH, progress_age=480.0, ranks=ranks)
+
+    assert judged(spinning)[0] == "stalled"
+    assert judged(replace(spinning, ranks=(*ranks, RankEvidence("TP2"))))[0] == "suspect"
+
+
+def test_a_counter_of_long_steps_makes_a_spin_longer_too() -> None:
+    spinning = replace(SPINS, phase="capturing_graphs", spins=BOTH, progress_age=500.0, stretch=300.0)
+
+    assert judged(spinning)[:2] == ("suspect", "gpu_spin")
+    assert judged(replace(spinning, stretch=0.0))[0] == "stalled"
+
+
+def test_a_spin_of_a_ready_server_is_the_business_of_its_requests() -> None:
+    ready = replace(SPINS, ready=True, phase="ready", demand=0.0)
+
+    assert judged(ready)[0] == "idle"
+    owed = replace(ready, demand=1.0, unserved_age=120.0, tokens_counted=True, cards_rest=True)
+    owed = replace(owed, channels=(*owed.channels, ChannelState("tokens", "flat", 300.0)))
+    assert judged(owed)[:2] == ("stalled", "no_tokens")
+    assert judged(replace(owed, cards_rest=None))[:2] == ("suspect", "no_tokens")
+
+
+# --- lost cards, a driver that hangs ---------------------------------------------------------------------------
+
+LOST = replace(STUCK, progress_age=1.0, lost_cards=((4.0, "TP1"),))
+
+
+def test_a_card_that_a_live_rank_used_and_that_is_lost_is_a_failure_at_once() -> None:
+    assert judged(LOST) == ("failed", "gpu_lost", "TP1")
+    assert judged(replace(LOST, lost_cards=()))[0] == "working"
+    assert judged(replace(READY, demand=0.0, lost_cards=LOST.lost_cards)) == ("failed", "gpu_lost", "TP1")
+
+
+def test_the_rank_whose_card_was_lost_first_is_named_and_of_several_at_once_none() -> None:
+    assert judged(replace(LOST, lost_cards=((4.0, "TP1"), (1.0, "TP0"))))[2] == "TP1"
+    assert judged(replace(LOST, lost_cards=((4.0, "TP0"), (4.0, "TP1"))))[2] is None
+    assert judged(replace(LOST, lost_cards=((4.0, "TP0"),), ranks=(RankEvidence("TP0"),)))[2] is None
+
+
+def test_a_lost_card_explains_the_death_and_the_fatal_line_that_follow() -> None:
+    died = replace(LOST, deaths=((3.0, "TP1"),), live_ranks=1)
+    assert judged(replace(died, fatal_age=3.0))[1] == "gpu_lost"
+    assert judged(replace(died, fatal_age=3.0, root_gone_age=1.0))[1] == "gpu_lost"
+    assert judged(replace(died, deaths=((4.0, "TP1"),)))[1] == "gpu_lost"
+    assert judged(replace(died, deaths=((4.1, "TP1"),)))[1] == "rank_dead"
+    assert judged(replace(died, oom_age=3.0))[1] == "out_of_memory"
+
+
+def test_a_card_lost_at_an_orderly_end_is_no_failure() -> None:
+    assert judged(replace(LOST, shutdown_age=9.0))[0] == "working"
+    assert judged(replace(LOST, shutdown_age=9.0, root_gone_age=1.0))[0] == "gone"
+    assert judged(replace(LOST, stopping=True))[0] == "working"
+
+
+HANGS = replace(STUCK, driver_hangs=True)
+
+
+def test_a_driver_that_hangs_explains_a_silence_and_makes_none() -> None:
+    assert judged(HANGS)[:2] == ("stalled", "driver_unresponsive")
+    assert judged(replace(HANGS, progress_age=200.0))[:2] == ("quiet", "none")
+    assert judged(replace(HANGS, progress_age=5.0))[:2] == ("working", "none")
+    assert judged(replace(HANGS, channels=CPU_MOVES))[:2] == ("suspect", "busy_spin")
+    assert judged(replace(HANGS, storage_readable=False))[0] == "unknown"
+    assert judged(replace(HANGS, nnodes=2))[:2] == ("suspect", "waiting_remote")
+    assert judged(replace(READY, demand=0.0, driver_hangs=True))[:2] == ("idle", "none")
+
+
+@pytest.mark.parametrize(
+    ("twin", "reason"),
+    [
+        ({"ranks": two(disk_age=99.0)}, "driver_unresponsive"),  # it hangs in the kernel because of that
+        ({"missing": 1}, "driver_unresponsive"),
+        ({"stale_lock": True}, "stale_lock"),
+    ],
+)
+def test_a_driver_that_hangs_is_named_before_what_it_explains(twin: dict[str, object], reason: str) -> None:
+    assert judged(replace(HANGS, **twin))[1] == reason  # type: ignore[arg-type]
+
+
 # --- slow counters ---------------------------------------------------------------------------------------------
 
 
@@ -859,6 +1045,8 @@ SPEAKING = (
     replace(DIED, oom_age=10.0),
     ENDED,
     DIED,
+    LOST,
+    SPINS,
     replace(FATAL, root_gone_age=1.0),
     STOPPED,
     SILENT,

@@ -118,6 +118,26 @@ def test_an_open_autotune_is_closed_by_its_end_or_that_of_compiling(end: str) ->
     assert startup.open_autotunes == set()
 
 
+@pytest.mark.parametrize("end", ["autotune_end", "compile_end"])
+def test_a_compile_is_open_until_its_end_or_another_phase(end: str) -> None:
+    assert told(("compile_begin", "TP0")).compiles
+    assert told(("compile_progress", "TP0", progress(4))).compiles
+    assert told("compile_begin").compiles
+
+    assert not told(("compile_begin", "TP0"), (end, "TP0")).compiles
+    assert not told("compile_begin", end).compiles
+    assert not told(("compile_begin", "TP0"), ("memory_pool", "TP0")).compiles
+    assert not told("compile_begin", "memory_pool").compiles
+    assert not told("memory_pool").compiles
+
+
+def test_a_rank_that_still_compiles_while_others_went_on_does() -> None:
+    both: tuple[tuple[str, str], ...] = (("compile_begin", "TP0"), ("compile_begin", "TP1"), ("compile_end", "TP0"))
+
+    assert told(*both, ("memory_pool", "TP0")).compiles
+    assert not told(*both, ("compile_end", "TP1")).compiles
+
+
 def test_an_orderly_end_is_stopped_even_after_ready() -> None:
     startup = told("args", "ready", "shutdown")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from . import signals
+from .idle_power import IdleKey, Rest, bucket_of
 from .model import GpuState, Reading, Signal
 from .tracks import STALE_AFTER_GAPS, Track
 
@@ -29,6 +30,18 @@ WORK_ACTIVITY = 0.02
 REST_UTILIZATION = 0.05
 SPIN_UTILIZATION = 0.95
 SPIN_MEMORY_UTILIZATION = 0.01
+
+NOTHING = 0.005
+"""A share that a driver shows as 0 %."""
+
+BUS_AT_REST = GPU_BUS_BYTES / 60
+"""Bytes per second below which nothing is moved but chatter."""
+
+EMPTY_BYTES = 1024 * MIB
+"""A card of which nobody holds anything, and no more than this is in use, has no process on it: a killed one may
+leave some hundred MiB and a counter that stands at 100 % for days (NVIDIA Blackwell)."""
+
+UNRESPONSIVE = "driver_unresponsive"
 
 CLEARLY_WORK = 2.0
 """Without a power limit only a minute at this many times the idle power shows what work takes on the card."""
@@ -73,6 +86,7 @@ class Power:
     """Mean power of a card since the look before, and what work takes on it.  Watts."""
 
     watts: float | None = None
+    seconds: float = 0.0  # over which `watts` is the mean
     highest: float | None = None  # mean of one minute
     _seconds: float = 0.0
     _joules: float = 0.0
@@ -80,7 +94,7 @@ class Power:
 
     def add(self, watts: float | None, seconds: float) -> None:
         """Take the mean over the last `seconds`; None = not known."""
-        self.watts = watts
+        self.watts, self.seconds = watts, seconds
         if watts is None or seconds <= 0:
             return
         self._seconds += seconds
@@ -105,7 +119,7 @@ class Power:
 
 _ENERGY, _POWER = signals.GPU_ENERGY.name, signals.GPU_POWER.name
 _ACTIVITIES = (signals.GPU_DRAM_ACTIVITY.name, signals.GPU_TENSOR_ACTIVITY.name)
-_INDEX = signals.GPU_INFO.labels.index("index")
+_INDEX, _DRIVER, _MIG = (signals.GPU_INFO.labels.index(label) for label in ("index", "driver", "mig"))
 PCIE = (signals.GPU_PCIE_RECEIVE.name, signals.GPU_PCIE_TRANSMIT.name)
 
 FIGURES: tuple[Signal, ...] = (
@@ -116,6 +130,7 @@ FIGURES: tuple[Signal, ...] = (
     signals.GPU_ENERGY,
     signals.GPU_POWER_LIMIT,
     signals.GPU_IDLE_POWER,
+    signals.GPU_SM_CLOCK,
     signals.GPU_PCIE_RECEIVE,
     signals.GPU_PCIE_TRANSMIT,
     signals.GPU_TENSOR_ACTIVITY,
@@ -140,6 +155,13 @@ class Card:
     info: tuple[str, ...] = ()  # labels of its gpu_info, as last read
     owner: str | None = None  # the server whose the card was alone when it was last settled
     worked_at: float | None = None  # when it was last seen neither at rest nor spinning
+    spins_since: float | None = None  # since when every look showed a spin, as far as could be read
+    below_at: float | None = None  # when its power was last known to be none of work
+    users: frozenset[Holder] = frozenset()  # who was on it when it was last well
+    lost_at: float | None = None
+    silent_since: float | None = None  # since when all that is read is that the driver does not answer
+    rest: Rest = field(default_factory=Rest)
+    learned: float | None = None  # resident-idle power for its driver and clock, in watts
     touched: set[str] = field(default_factory=set)  # figures read since it was last settled
     holders_touched: set[Holder] = field(default_factory=set)
     has_new_power: bool = False
@@ -151,7 +173,6 @@ class Card:
 
     def state(self, gpu: str, holder: Holder, now: float) -> GpuState:
         """What a person is shown of it beside a rank that uses it; `gpu` is its UUID."""
-        idle = self.of(signals.GPU_IDLE_POWER)
         return GpuState(
             gpu=gpu,
             index=self.info[_INDEX] if self.info else "",
@@ -159,8 +180,18 @@ class Card:
             used_bytes=self.of(signals.GPU_MEMORY_USED).value(now),
             utilization=self.of(signals.GPU_UTILIZATION).value(now),
             power_watts=self.power.watts if self.reads(now, (_ENERGY, _POWER)) else None,
-            idle_power_watts=idle.track.value if idle.holds(now) else None,
+            idle_power_watts=self.idle_watts(now),
         )
+
+    def idle_key(self, gpu: str) -> IdleKey:
+        """What its resident-idle power depends on now; a look that fails changes neither driver nor clock."""
+        driver = self.info[_DRIVER] if self.info else ""
+        return IdleKey(gpu, driver, bucket_of(self.of(signals.GPU_SM_CLOCK).track.known))
+
+    @property
+    def is_parent(self) -> bool:
+        """Divided into MIG instances: what runs, runs on those, and its own figures are the sum over all of them."""
+        return bool(self.info) and self.info[_MIG] == "enabled"
 
     # --- whose it is ---------------------------------------------------------------------------------------
 
@@ -189,7 +220,7 @@ class Card:
         Unowned memory that was never readable is left out; once known, it stays in force while unreadable.
         """
         unowned = self.of(signals.GPU_UNOWNED_MEMORY).track.known
-        if self.is_lost(now) or (unowned is not None and unowned >= UNOWNED_BYTES):
+        if self.is_parent or self.is_lost(now) or (unowned is not None and unowned >= UNOWNED_BYTES):
             return None
         tied = set(self._tied(now))
         present = {holder for holder in tied if not self._holds_nothing(holder, now)}
@@ -210,16 +241,33 @@ class Card:
         tie = self.ties.get(holder)
         return (tie is None or not tie.holds(now)) and self.held[holder].value(now) == 0
 
+    def is_empty(self, now: float) -> bool:
+        """Nobody has memory on it, as far as can be read: then whatever it shows, nothing runs on it."""
+        held = [figure for figure in self.held.values() if figure.track.is_fresh(now)]
+        used = self.of(signals.GPU_MEMORY_USED).value(now)
+        if not held:
+            return used is not None and used < UNOWNED_BYTES
+        nothing = all(figure.track.value == 0 or figure.track.reason == "vanished" for figure in held)
+        return nothing and (used is None or used < EMPTY_BYTES)
+
     # --- what it does --------------------------------------------------------------------------------------
+
+    def utilization(self, now: float) -> float | None:
+        """Of an empty card 0: its counter may stand at 100 % since a process was killed on it."""
+        value = self.of(signals.GPU_UTILIZATION).value(now)
+        return 0.0 if value is not None and self.is_empty(now) else value
+
+    def idle_watts(self, now: float) -> float | None:
+        """Resident-idle power: as a recording says, else as learned."""
+        said = self.of(signals.GPU_IDLE_POWER)
+        return said.track.value if said.track.value is not None and said.holds(now) else self.learned
 
     def is_above_idle(self, now: float) -> bool | None:
         """Whether its mean power is that of work; None = idle power, work or the power itself is not known."""
-        idle = self.of(signals.GPU_IDLE_POWER)
-        if self.power.watts is None or not self.reads(now, (_ENERGY, _POWER)):
+        idle = self.idle_watts(now)
+        if self.power.watts is None or not self.reads(now, (_ENERGY, _POWER)) or idle is None:
             return None
-        if idle.track.value is None or not idle.holds(now):
-            return None
-        most = self.power.most_at_rest(idle.track.value, self.of(signals.GPU_POWER_LIMIT).track.known)
+        most = self.power.most_at_rest(idle, self.of(signals.GPU_POWER_LIMIT).track.known)
         return None if most is None else self.power.watts > most
 
     def is_active(self, now: float, names: tuple[str, ...] = _ACTIVITIES) -> bool | None:
@@ -233,15 +281,75 @@ class Card:
 
     def rests(self, now: float) -> bool | None:
         """Whether it is at rest, or spins at idle power, at the last look; None = not known."""
-        utilization = self.of(signals.GPU_UTILIZATION).value(now)
+        utilization = self.utilization(now)
         if self.works(now):
             return False
         if utilization is None or utilization < REST_UTILIZATION:
             return None if utilization is None else True
-        memory = self.of(signals.GPU_MEMORY_UTILIZATION).value(now)
-        if utilization < SPIN_UTILIZATION or (memory is not None and memory > SPIN_MEMORY_UTILIZATION):
+        if not self._looks_like_a_spin(utilization, now):
             return False
         return None if self.is_above_idle(now) is None else True
+
+    def _looks_like_a_spin(self, utilization: float, now: float) -> bool:
+        """By what can be read but power: always used, and its memory never."""
+        memory = self.of(signals.GPU_MEMORY_UTILIZATION).value(now)
+        return utilization >= SPIN_UTILIZATION and (memory is None or memory <= SPIN_MEMORY_UTILIZATION)
+
+    def note_spin(self, at: float) -> None:
+        """Keep since when it spins.  A look that fails ends no spin."""
+        utilization = self.utilization(at)
+        if signals.GPU_UTILIZATION.name not in self.touched or utilization is None:
+            return
+        if self.is_above_idle(at) is False:
+            self.below_at = at
+        spins = self._looks_like_a_spin(utilization, at) and not self.works(at)
+        if not spins:
+            self.spins_since = None
+        elif self.spins_since is None:
+            self.spins_since = at
+
+    def spin_age(self, now: float) -> float | None:
+        """For how long it has been spinning, as far as can be read; None = it does not."""
+        is_read = self.of(signals.GPU_UTILIZATION).track.was_readable(now)
+        return now - self.spins_since if self.spins_since is not None and is_read else None
+
+    def is_proven_spin(self, now: float, window: float) -> bool:
+        """Of a spin: whether its idle power is known and its power none of work, and its memory known to be unused."""
+        memory = self.of(signals.GPU_MEMORY_UTILIZATION).track
+        return memory.was_readable(now) and self.below_at is not None and now - self.below_at <= window
+
+    def rests_now(self, now: float) -> bool:
+        """Whether somebody holds memory on it and nothing runs, as far as can be read; utilisation must be."""
+        utilization, memory = self.utilization(now), self.of(signals.GPU_MEMORY_UTILIZATION).value(now)
+        bus = [value for name in PCIE if (value := self.figures[name].value(now)) is not None]
+        if utilization is None or self.is_empty(now) or self.is_active(now):
+            return False
+        return utilization < NOTHING and (memory is None or memory < NOTHING) and sum(bus) < BUS_AT_REST
+
+    # --- what became of it ---------------------------------------------------------------------------------
+
+    def note_loss(self, at: float) -> None:
+        """Keep since when it is lost, and who was on it then."""
+        if self.of(signals.GPU_LOST).value(at) == 1:
+            self.lost_at = at if self.lost_at is None else self.lost_at
+            self.users |= frozenset(self._tied(at))
+        else:
+            self.lost_at, self.users = None, frozenset(self._tied(at))
+
+    def note_answers(self) -> None:
+        """Keep since when the driver does not answer for it."""
+        figures = [self.figures[name] for name in self.touched] + [self.held[each] for each in self.holders_touched]
+        times = [figure.track.read_at for figure in figures if figure.track.reason == UNRESPONSIVE]
+        if any(figure.track.value is not None for figure in figures):
+            self.silent_since = None
+        elif times and self.silent_since is None:
+            self.silent_since = times[0]
+
+    def silent_age(self, now: float) -> float | None:
+        """For how long the driver has not been answering for it; None = it does, or nobody asks any more."""
+        asked = [*self.figures.values(), *self.held.values()]
+        is_asked = any(figure.track.is_fresh(now) and figure.track.reason == UNRESPONSIVE for figure in asked)
+        return now - self.silent_since if self.silent_since is not None and is_asked else None
 
     # --- what moved since it was last settled --------------------------------------------------------------
 
@@ -279,7 +387,7 @@ class Card:
 
     def utilization_moved(self, at: float, window: float) -> bool:
         figure = self.of(signals.GPU_UTILIZATION)
-        read = signals.GPU_UTILIZATION.name in self.touched
+        read = signals.GPU_UTILIZATION.name in self.touched and not self.is_empty(at)
         return read and figure.mean is not None and figure.mean >= REST_UTILIZATION
 
     def held_moved(self, holder: Holder, at: float, window: float) -> bool:

@@ -6,16 +6,20 @@ speak for a server only while nobody else is on the card; what a rank holds on i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from . import signals
 from .card import FIGURES, PCIE, Card, Figure, Holder
+from .idle_power import IdleKey, IdlePowers
 from .model import AMBIGUOUS_CHANNELS, GpuState, Reading
+from .tracks import Track
 
 MOST_CARDS = 256
 MOST_RANKS_PER_CARD = 256
 
-_FIGURE_NAMES = frozenset(signal.name for signal in FIGURES)
+_FIGURE_ORDER = tuple(signal.name for signal in FIGURES)
+_FIGURE_NAMES = frozenset(_FIGURE_ORDER)
 
 _MOVES: Mapping[str, Callable[[Card, float, float], bool]] = {
     "gpu_memory": Card.used_moved,
@@ -34,13 +38,39 @@ _READABLE: Mapping[str, Callable[[Card, float], bool]] = {
 """Channel -> whether the card's own figures for it are readable."""
 
 
-class Cards:
-    """All cards of the node.  Feed it with `put`, then `settle`; ask `channel` and `at_rest`."""
+_IDLE, _WORK = "idle", "work"
 
-    def __init__(self, moved: Callable[[str, str, float, str | None], None], window_of: Callable[[str], float]) -> None:
-        """`moved(server, channel, at, rank)` is called for every move; `window_of(server)` is in seconds."""
+Words = tuple[str | int, ...]
+"""What a number that outlasts a restart of ours is about: a card's idle power, or its highest minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spin:
+    """One rank whose card spins, and for how long; not proven while its idle power or its memory's use is unknown."""
+
+    rank: str
+    age: float
+    is_proven: bool
+
+
+class Cards:
+    """All cards of the node.  Feed it with `put`, then `settle`; ask `channel`, `at_rest`, `spins`, `lost` …"""
+
+    def __init__(
+        self,
+        moved: Callable[[str, str, float, str | None], None],
+        window_of: Callable[[str], float],
+        may_rest: Callable[[str, float], bool] = lambda server, at: False,
+    ) -> None:
+        """`moved(server, channel, at, rank)` is called for every move; `window_of(server)` is in seconds.
+
+        `may_rest(server, at)`: whether a card of it that seems to rest is known not to be stuck.
+        """
         self._moved = moved
         self._window_of = window_of
+        self._may_rest = may_rest
+        self._idle = IdlePowers()
+        self.call = Track()  # seconds the present call into the driver has been running
         self._cards: dict[str, Card] = {}
         self._gpus: dict[str, set[str]] = {}  # server -> its cards, present and past
         self._pids: dict[Holder, frozenset[str]] = {}
@@ -109,9 +139,9 @@ class Cards:
             self._pids[holder] = frozenset(pids)
         self._pids_said.clear()
         self._reading_at = None
-        for card in self._cards.values():
+        for gpu, card in self._cards.items():
             if card.touched or card.holders_touched:
-                self._settle(card, at)
+                self._settle(gpu, card, at)
 
     def _replace(self, holder: Holder, at: float) -> None:
         """Another process is this rank now: what the one before held, and where, is no progress of it."""
@@ -121,8 +151,11 @@ class Cards:
             if holder in card.held:
                 card.held[holder].track.begins_anew(at)
 
-    def _settle(self, card: Card, at: float) -> None:
+    def _settle(self, gpu: str, card: Card, at: float) -> None:
         card.take_power(at)
+        card.learned = self._idle.of(card.idle_key(gpu))
+        card.note_answers()
+        card.note_loss(at)
         owner = card.owner_at(at)
         is_same = owner is not None and owner == card.owner
         if not is_same:
@@ -137,8 +170,26 @@ class Cards:
                     self._moved(owner, channel, at, next(iter(ranks)) if len(ranks) == 1 else None)
         if card.rests(at) is False:
             card.worked_at = at
+        if not is_same:
+            card.spins_since = card.below_at = None
+        card.note_spin(at)
+        self._learn(gpu, card, at, is_same)
         card.touched.clear()
         card.holders_touched.clear()
+
+    def _learn(self, gpu: str, card: Card, at: float, is_same: bool) -> None:
+        """What it takes at rest, from a server alone on it that is idle, or on its way and not silent."""
+        if not card.has_new_power:
+            return
+        watts, owner = card.power.watts, card.owner
+        rests = is_same and owner is not None and card.rests_now(at) and self._may_rest(owner, at)
+        if watts is None or not rests:
+            card.rest.end()
+            return
+        key = card.idle_key(gpu)
+        if (mean := card.rest.add(key, watts, card.power.seconds)) is not None:
+            self._idle.learn(key, mean)
+            card.learned = self._idle.of(key)
 
     def _settle_held(self, card: Card, at: float) -> None:
         is_lost = card.is_lost(at)
@@ -190,9 +241,88 @@ class Cards:
             return False
         return card.rests(now)
 
+    # --- spins, losses, a driver that hangs ------------------------------------------------------------------
+
+    def spins(self, server: str, now: float) -> tuple[Spin, ...]:
+        """Ranks of the server whose cards spin, each with its longest spin."""
+        window, found = self._window_of(server), dict[str, Spin]()
+        for card in self._present(server, now):
+            age = card.spin_age(now)
+            if age is None or not card.is_alone(server, now):
+                continue
+            for rank in card.ranks_of(server, now):
+                spin, other = Spin(rank, age, card.is_proven_spin(now, window)), found.get(rank)
+                if other is None or (other.is_proven, other.age) < (spin.is_proven, age):
+                    found[rank] = spin
+        return tuple(found[rank] for rank in sorted(found))
+
+    def works(self, server: str, now: float) -> bool:
+        """Whether a card of the server was seen neither at rest nor spinning within a window."""
+        window = self._window_of(server)
+        seen = [card.worked_at for card in self._present(server, now) if card.is_alone(server, now)]
+        return any(at is not None and now - at <= window for at in seen)
+
+    def lost(self, server: str, now: float) -> tuple[tuple[float, str], ...]:
+        """(seconds since then, rank) of every card of the server that is lost, the first loss first."""
+        lost = [
+            (now - card.lost_at, rank)
+            for card in self._of(server)
+            for name, rank in card.users
+            if name == server and card.lost_at is not None
+        ]
+        return tuple(sorted(lost, key=lambda each: (-each[0], each[1])))
+
+    def driver_hangs(self, server: str, now: float) -> bool:
+        """Whether the driver has not answered for a window: for a card of the server, or, while none is known that
+        can be read, for whoever asked."""
+        window, present = self._window_of(server), self._present(server, now)
+        if any((age := card.silent_age(now)) is not None and age >= window for card in present):
+            return True
+        in_flight = self.call.value if self.call.is_fresh(now) else None
+        return (in_flight or 0.0) >= window and not any(card.reads(now, _FIGURE_ORDER) for card in present)
+
+    # --- what was learned --------------------------------------------------------------------------------------
+
+    def learned(self, now: float) -> list[Reading]:
+        """Resident-idle power of the cards that are read now, where it was learned and is not said otherwise."""
+        return [
+            signals.GPU_IDLE_POWER.read(round(card.learned, 2), gpu)
+            for gpu, card in sorted(self._cards.items())
+            if card.learned is not None and card.learned == card.idle_watts(now) and card.reads(now, _FIGURE_ORDER)
+        ]
+
+    def kept(self) -> Iterator[tuple[Words, float]]:
+        """Every number that outlasts a restart of ours, and what it is about."""
+        for key, watts in self._idle.watts.items():
+            yield (_IDLE, *key), watts
+        for gpu, card in self._cards.items():
+            if card.power.highest is not None:
+                yield (_WORK, gpu), card.power.highest
+
+    def wanted(self) -> Iterator[Words]:
+        """What the cards that are there would like to know of the time before a restart of ours."""
+        for gpu, card in self._cards.items():
+            yield (_WORK, gpu)
+            if self._idle.of(key := card.idle_key(gpu)) is None:
+                yield (_IDLE, *key)
+
+    def recall(self, words: Words, watts: float) -> None:
+        """Put back what was kept; what was learned since then is newer."""
+        kind, gpu = words[0], str(words[1])
+        card = self._cards.get(gpu)
+        if kind == _IDLE:
+            self._idle.watts.setdefault(IdleKey(gpu, str(words[2]), int(words[3])), watts)
+        if card is not None:
+            card.learned = self._idle.of(card.idle_key(gpu))
+            if kind == _WORK:
+                card.power.highest = max(watts, card.power.highest or 0.0)
+
+    # --- ends --------------------------------------------------------------------------------------------------
+
     def forget(self, server: str) -> None:
         """The start of the server is over.  What the result says that is being put now is of the next one."""
         for card in self._of(server):
+            card.users = frozenset(holder for holder in card.users if holder[0] != server)
             for holders in (card.ties, card.held):
                 self._forget_among(holders, server)
             card.owner = None if card.owner == server else card.owner
@@ -211,8 +341,8 @@ class Cards:
         return [self._cards[gpu] for gpu in sorted(self._gpus.get(server, ()))]
 
     def _present(self, server: str, now: float) -> list[Card]:
-        """The cards the server uses now, in order of their names."""
-        return [card for card in self._of(server) if card.ranks_of(server, now)]
+        """The cards the server uses now, in order of their names; of a divided one its instances."""
+        return [card for card in self._of(server) if not card.is_parent and card.ranks_of(server, now)]
 
 
 def _among(holders: dict[Holder, Figure], holder: Holder, at: float) -> Figure | None:

@@ -183,12 +183,19 @@ class Daemon:
         """Take what the sources found, judge, publish.  `dated`: see Episodes.tick (`check`)."""
         monotonic, wall, now = self.gather()
         servers = self._episodes.tick(now, wall, self._dated() if dated else None)
+        self._show_learned(monotonic, now)
         self._log_changes()
         self._set_scene(servers)
         report = self._make_report(servers, monotonic, wall)
         self.report = report
         self._publish(report)
         return report
+
+    def _show_learned(self, monotonic: float, now: float) -> None:
+        """What was learned of cards goes into a recording too: it may rest on more than the recording holds."""
+        if self._witness is not None and (learned := self._timeline.cards.learned(now)):
+            result = Result("cards", monotonic, monotonic, readings=tuple(learned))
+            self._witness(result, now, self.config.intervals.tick)
 
     def gather(self) -> tuple[float, float, float]:
         """Take what the sources found since the last time; (monotonic, Unix, clock) of this moment."""
@@ -290,7 +297,7 @@ class Daemon:
         return Report(
             timestamp=wall,
             monotonic=monotonic,
-            readings=(*readings, *self._silences(readings, wall)),
+            readings=(*readings, *self._silences(readings, wall), *self._timeline.cards.learned(self._now)),
             servers=servers,
             health=tuple(poller.health() for poller in self.pollers if not poller.is_absent),
             read_errors={

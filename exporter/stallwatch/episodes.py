@@ -181,7 +181,7 @@ class Episodes:
         if episode.verdict is None or episode.verdict.since != verdict.since:
             episode.since_timestamp = wall - (now - verdict.since)
         episode.verdict, episode.judged_at = verdict, now
-        timeline.was_ready = evidence.ready
+        timeline.was_ready, timeline.is_idle = evidence.ready, verdict.state == "idle"
         if evidence.ready and not episode.was_ready:
             episode.was_ready = True
             self._note_ready(episode, timeline, now, wall)

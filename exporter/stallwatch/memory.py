@@ -17,6 +17,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from . import signals
+from .cards import Cards
 from .episodes import FAILED_KEPT_SECONDS, Episode, Episodes, Startups
 from .model import (
     PHASES,
@@ -50,6 +51,8 @@ HISTORY_SECONDS = 120.0
 MOST_SERVERS = 256
 MOST_STARTUPS = 64
 MOST_RANK_NAMES = 1024
+MOST_CARD_FIGURES = 2048
+LARGEST_WATTS = 1e5
 MOST_ITEMS = 4096
 """Elements of one list of the document."""
 MOST_DURATIONS = 15
@@ -105,6 +108,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "waits": PLAIN,
         "moves": CLOCK,
         "rank_moves": CLOCK,
+        "busy_at": CLOCK,
         "progress_by_log": CLOCK,
         "deaths": CLOCK,
         "root_gone_at": CLOCK,
@@ -134,6 +138,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "version": PLAIN,
         "ranks": PLAIN,
         "open_autotunes": PLAIN,
+        "open_compiles": PLAIN,
         "seen": PLAIN,
     },
     RankStartup: {
@@ -182,9 +187,9 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
 """Record -> its fields that are kept, and what their numbers are.  A field that holds records is PLAIN here."""
 
 LEFT_OUT: Mapping[type, frozenset[str]] = {
-    # Given by what is found after the restart; `tracks` are kept apart, for their labels are names; `cards` are the
-    # node's, and no collector brings them yet.
-    ServerTimeline: frozenset(("name", "server", "start_timestamp", "tracks", "cards")),
+    # Given by what is found after the restart, or by the first verdict (`is_idle`); `tracks` are kept apart, for their
+    # labels are names, and so is what was learned of the node's cards.  What they did before we were away is no move.
+    ServerTimeline: frozenset(("name", "server", "start_timestamp", "tracks", "cards", "is_idle")),
     Track: frozenset(("rate",)),  # of two neighbouring looks
     Waits: frozenset(("_measured",)),  # set anew, so that the gap does not end what lasted before and lasts
     Episode: frozenset(("start_timestamp",)),  # as Unix time, which follows steps of the wall clock
@@ -454,13 +459,19 @@ class Memory:
     unusable: int = 0  # servers of the document that could not be read
     _servers: dict[str, dict[str, Any]] = field(default_factory=dict)  # hash of the name -> entry
     _startups: dict[str, tuple[list[int], float]] = field(default_factory=dict)
+    _cards: dict[str, float] = field(default_factory=dict)  # hash of what it is about -> watts
     _positions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     _starts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     _met: dict[str, ProcessId] = field(default_factory=dict)
     _settling: dict[str, Settling] = field(default_factory=dict)
 
     def load(self, kept: Any, monotonic: float) -> str | None:
-        """Take a document in.  None when it is of this boot, else the reason why nothing of it is used."""
+        """Take a document in.  None when it is of this boot, else the reason why nothing of it is used.
+
+        But what was learned of cards is used whenever they are found again: their names are the same for ever.
+        """
+        if isinstance(kept, dict):
+            self._cards = dict(_card_figures(_listed(kept.get("cards"), MOST_CARD_FIGURES)))
         if not isinstance(kept, dict) or kept.get("boot") != self.boot:
             return "of another boot or host"
         entries = [entry for entry in _listed(kept.get("servers"), MOST_SERVERS) if _is_entry(entry, monotonic)]
@@ -496,6 +507,8 @@ class Memory:
 
         `at` is on our clock, `measured` the same moment without its pauses taken off.
         """
+        if self._cards:
+            self._recall_cards(timeline.cards)
         names: list[RankName] = []
         met, self._met = self._met, {}  # only of servers that are there: names may come and go without end
         for server in servers:
@@ -505,6 +518,12 @@ class Memory:
             if met.get(server.name) != server.root:
                 names += self._recall(timeline.of(server.name), episodes, server, at, measured)
         return tuple(names)
+
+    def _recall_cards(self, cards: Cards) -> None:
+        for words in list(cards.wanted()):
+            watts = self._cards.pop(self.seal("card", *words), None)
+            if watts is not None:
+                cards.recall(words, watts)
 
     def _adopt_startups(self, server: Server, episodes: Episodes) -> None:
         kind = (server.framework, server.model, server.speculative)
@@ -639,10 +658,12 @@ class Memory:
             self.seal("startups", *kind): (s.counts, s.total_seconds) for kind, s in episodes.kept_startups.items()
         }
         kept = list((self._startups | startups).items())[-MOST_STARTUPS:]
+        cards = self._cards | {self.seal("card", *words): watts for words, watts in timeline.cards.kept()}
         return {
             "boot": self.boot,
             "servers": entries,
             "startups": [[key, list(counts), total] for key, (counts, total) in kept],
+            "cards": [[key, watts] for key, watts in cards.items()][-MOST_CARD_FIGURES:],
         }
 
     def _entry(
@@ -765,6 +786,16 @@ def _startups(items: list[Any]) -> Iterator[tuple[str, tuple[list[int], float]]]
             continue
         if len(counts) == len(STARTUP_BUCKETS_SECONDS) + 1 and min(counts) >= 0:
             yield key, (counts, total)
+
+
+def _card_figures(items: list[Any]) -> Iterator[tuple[str, float]]:
+    for each in items:
+        try:
+            key, watts = _read(each, tuple[str, float], 0.0, Shift(0.0, 0.0))
+        except ValueError:
+            continue
+        if 0 < watts < LARGEST_WATTS:
+            yield key, watts
 
 
 def _rank_names(server: str, entry: Mapping[str, Any]) -> Iterator[RankName]:

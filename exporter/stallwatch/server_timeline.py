@@ -12,7 +12,7 @@ from statistics import median
 
 from . import signals
 from .cards import Cards
-from .model import AMBIGUOUS_CHANNELS, Server, Signal, is_rank_name
+from .model import AMBIGUOUS_CHANNELS, STRONG_CHANNELS, Server, Signal, is_rank_name
 from .startup import PHASE_OF_EVENT, Startup
 from .tracks import STALE_AFTER_GAPS, Track, Waits, usual
 
@@ -119,6 +119,7 @@ class ServerTimeline:
     waits: dict[str, Waits] = field(default_factory=dict)
     moves: dict[str, float] = field(default_factory=dict)  # channel -> last move
     rank_moves: dict[str, float] = field(default_factory=dict)
+    busy_at: dict[str, float] = field(default_factory=dict)  # rank or engine -> when its CPU last moved
     progress_by_log: dict[str, float] = field(default_factory=dict)
     deaths: list[tuple[float, str]] = field(default_factory=list)
     root_gone_at: float | None = None
@@ -126,6 +127,7 @@ class ServerTimeline:
     novel_in_a_row: int = 0
     solid_move: float | None = None  # last strong move that was more than a novel line
     was_ready: bool = False  # once ready is ready, until another start begins
+    is_idle: bool = False  # at the last tick
     logged: float = 0.0  # bytes the followed logs grew
     children_cpu: Track = field(default_factory=Track)  # of all kinds together
     markers: dict[str, set[str]] = field(default_factory=dict)  # rank the log names -> its start-up markers
@@ -136,6 +138,15 @@ class ServerTimeline:
     demand_until: float = -math.inf  # how long what was last said of the demand holds
     oom_killed_at: float | None = None  # last time the kernel killed a process of the node for memory
     cards: Cards | None = None  # of the whole node
+
+    @property
+    def last_strong_move(self) -> float | None:
+        return max((at for channel, at in self.moves.items() if channel in STRONG_CHANNELS), default=None)
+
+    def is_quiet(self, at: float, window: float) -> bool:
+        """Whether nothing strong moved for more than a window, as far as we watched."""
+        last = self.last_strong_move
+        return at - (self.anchor if last is None else max(self.anchor, last)) > window
 
     def track(self, signal: Signal, *labels: str) -> Track | None:
         return self.of(signal).get(labels)

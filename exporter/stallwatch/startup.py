@@ -94,6 +94,7 @@ class Startup:
     version: str = ""
     ranks: dict[str, RankStartup] = field(default_factory=dict)
     open_autotunes: set[str] = field(default_factory=set)
+    open_compiles: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
 
     def rank(self, name: str | None) -> RankStartup:
@@ -105,6 +106,15 @@ class Startup:
         found = self.ranks.setdefault(owner, state)
         found.is_named = found.is_named or name is not None
         return found
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a rank, or the server, is in a compile whose end was not said, and has not gone on to another phase.
+
+        Many frameworks never say the end: what comes after it does.
+        """
+        phases = (self.ranks[owner].phase if owner in self.ranks else self.phase for owner in self.open_compiles)
+        return "compiling" in phases
 
     def begins_anew(self, event: str) -> bool:
         """Whether `event` opens another start: `start`, or `args` when this start is past its own."""
@@ -199,5 +209,8 @@ class Startup:
             self.shutdown_at = at
         elif event in ("autotune_begin", "autotune_progress"):
             self.open_autotunes.add(rank or EVERY_RANK)
+        elif event in ("compile_begin", "compile_progress"):
+            self.open_compiles.add(rank or EVERY_RANK)
         elif event in ("autotune_end", "compile_end"):
-            self.open_autotunes -= {rank, EVERY_RANK} if rank else set(self.open_autotunes)
+            for opened in (self.open_autotunes, self.open_compiles):
+                opened -= {rank, EVERY_RANK} if rank else set(opened)

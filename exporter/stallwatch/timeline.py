@@ -102,7 +102,7 @@ class Timeline:
         self._servers: dict[str, ServerTimeline] = {}
         self._forgotten: dict[str, float | None] = {}  # name -> start time of the start that is over
         self._kills = Track()
-        self._cards = Cards(self._card_moved, lambda server: self._thresholds_of(server).window)
+        self.cards = Cards(self._card_moved, lambda server: self._thresholds_of(server).window, self._may_rest)
 
     def __iter__(self) -> Iterator[ServerTimeline]:
         return iter(self._servers.values())
@@ -113,7 +113,7 @@ class Timeline:
     def forget(self, name: str) -> None:
         """Drop a server.  If its first process is gone, late readings do not begin this start anew."""
         timeline = self._servers.pop(name, None)
-        self._cards.forget(name)
+        self.cards.forget(name)
         if timeline is not None and timeline.root_gone_at is not None:
             self._forgotten.pop(name, None)
             self._forgotten[name] = timeline.start_timestamp
@@ -137,8 +137,8 @@ class Timeline:
         if current is None or (
             current.start_timestamp is not None and not _same_start(current.start_timestamp, started_at)
         ):
-            current = self._servers[name] = ServerTimeline(name, anchor=at, cards=self._cards)
-            self._cards.forget(name)
+            current = self._servers[name] = ServerTimeline(name, anchor=at, cards=self.cards)
+            self.cards.forget(name)
         current.start_timestamp = started_at
         return current
 
@@ -155,10 +155,12 @@ class Timeline:
             if subject == ("server",) and reading.signal.kind != "info":
                 self._put_one(reading, look, batch)
             elif subject == ("gpu",) or reading.signal.name == signals.RANK_INFO.name:
-                self._cards.put(reading, at, interval, look.measured)
+                self.cards.put(reading, at, interval, look.measured)
             elif reading.signal.name == signals.OOM_KILLS.name:
                 self._put_kills(reading, look)
-        self._cards.settle(at)
+            elif reading.signal.name == signals.GPU_CALL_IN_FLIGHT.name:
+                self.cards.call.put(reading.value, reading.reason, at, interval, look.measured)
+        self.cards.settle(at)
         for (server, rank), counts in batch.threads.items():
             if (timeline := self._servers.get(server)) is not None:
                 window = self._thresholds_of(server).window
@@ -213,6 +215,13 @@ class Timeline:
         timeline = self._servers.get(server)
         if timeline is not None and (rank != FRONTEND or not self.is_listening(timeline)):
             timeline.moved(channel, at, rank)
+
+    def _may_rest(self, server: str, at: float) -> bool:
+        """Whether a card of it that seems to rest does: never told in a silence, for that may be a hang."""
+        timeline = self._servers.get(server)
+        if timeline is None:
+            return False
+        return timeline.is_idle if timeline.is_ready else not timeline.is_quiet(at, self._thresholds_of(server).window)
 
     def _put_kills(self, reading: Reading, look: Look) -> None:
         before = self._kills.known
@@ -368,6 +377,7 @@ def _readable_counts(counts: Mapping[str, float | None]) -> dict[str, int] | Non
 def _note_cpu(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
     if reading.labels[1] != FRONTEND and track.rate is not None and track.rate > BUSY_CORES:
         timeline.moved("cpu", look.at)
+        timeline.busy_at[reading.labels[1]] = look.at
 
 
 def _note_child_processes(

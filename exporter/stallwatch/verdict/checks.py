@@ -40,6 +40,9 @@ class Finding:
     suspect_rank: str | None = None
 
 
+SPINNING_PHASES = ("capturing_graphs", "warming_up")
+"""Where ranks wait on their cards for one that is late, for long: only all of them, for twice the time, are stuck."""
+
 Check = Callable[[Evidence, Thresholds, Verdict | None], Finding | None]
 
 
@@ -107,6 +110,18 @@ def engine_ended(evidence: Evidence, thresholds: Thresholds, previous: Verdict |
 
 def _may_have_been_done(evidence: Evidence) -> bool:
     return evidence.ready or (evidence.role == "embedded" and evidence.log != "readable")
+
+
+def gpu_lost(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """A card that a live rank used is lost.  Of a death that is seen only after that it is the cause."""
+    if evidence.ends_orderly or not evidence.lost_cards:
+        return None
+    died = {rank: age for age, rank in evidence.deaths}
+    lost = [(age, rank) for age, rank in evidence.lost_cards if died.get(rank, 0.0) <= age]
+    if not lost:
+        return None
+    first = {rank for age, rank in lost if age >= lost[0][0] - 1e-6}
+    return Finding("failed", "gpu_lost", first.pop() if len(first) == 1 and evidence.rank_count > 1 else None)
 
 
 def rank_dead(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
@@ -285,6 +300,47 @@ def _traced_rank(evidence: Evidence) -> str | None:
     return traced[0] if len(traced) == 1 and evidence.rank_count > 1 else None
 
 
+def gpu_spin(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
+    """A card is always used, its memory never, at idle power: a collective waits for somebody who does not come.
+
+    What was concluded before goes on until a card shows otherwise: after a restart of ours their figures come late.
+    """
+    before = previous if previous is not None and previous.reason == "gpu_spin" else None
+    if before is not None and evidence.is_absent("gpu_utilization"):
+        return Finding(before.state, "gpu_spin", before.suspect_rank)
+    spins = [spin for spin in evidence.spins if before is not None or spin.age >= thresholds.window]
+    if not spins:
+        return None
+    rank = awaited_rank(evidence, thresholds.window)
+    if _may_come(evidence) or not (
+        (before is not None and before.state == "stalled") or _is_proven(evidence, stall_after(evidence, thresholds))
+    ):
+        return Finding("suspect", "gpu_spin", rank)
+    if evidence.nnodes > 1:
+        return Finding("suspect", "waiting_remote", rank)
+    return Finding("stalled", "gpu_spin", rank)
+
+
+def _may_come(evidence: Evidence) -> bool:
+    """Whether there may be somebody on this node for whom the spin waits and who still comes.
+
+    The CPU of a rank that spins is part of the spin (its thread asks the card again and again); that of any other
+    process, or a card that does anything else, may be the very work that is waited for.
+    """
+    others = evidence.busy - {spin.rank for spin in evidence.spins}
+    builds = evidence.compile_open or evidence.autotune_open
+    return bool(others) or evidence.cards_work or evidence.held_lock or builds
+
+
+def _is_proven(evidence: Evidence, patience: float) -> bool:
+    proven = {spin.rank: spin.age for spin in evidence.spins if spin.is_proven}
+    if evidence.phase not in SPINNING_PHASES:
+        return bool(proven)
+    live = [rank.rank for rank in evidence.ranks if rank.alive is not False and not rank.is_engine]
+    lasts = min((proven.get(rank, 0.0) for rank in live), default=0.0)
+    return min(lasts, evidence.progress_age) >= 2 * patience
+
+
 def busy(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """An ambiguous channel moves and nothing else: at most suspect."""
     moving = evidence.ambiguous_moving
@@ -325,6 +381,7 @@ CHECKS: tuple[Check, ...] = (
     ended_orderly,
     out_of_memory,
     engine_ended,
+    gpu_lost,
     rank_dead,
     fatal_log,
     exited,
@@ -336,6 +393,7 @@ CHECKS: tuple[Check, ...] = (
     quiet,
     cannot_tell,
     held_by_somebody,
+    gpu_spin,
     busy,
     lock_wait,
     waiting_remote,
@@ -348,6 +406,8 @@ def _reason_of_silence(evidence: Evidence, thresholds: Thresholds, rank: str | N
     """Why nothing moves, the surest explanation first; `none` when the threads cannot be read either."""
     if evidence.stale_lock:
         return "stale_lock"
+    if evidence.driver_hangs:
+        return "driver_unresponsive"
     if any(_lasts(each.disk_age, thresholds.window) for each in evidence.ranks):
         return "blocked_io"
     if evidence.missing:

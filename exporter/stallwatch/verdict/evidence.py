@@ -9,8 +9,10 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from .. import signals
+from ..cards import Spin
 from ..config import Thresholds
 from ..model import AMBIGUOUS_CHANNELS, CHANNELS, STRONG_CHANNELS, ChannelState, Server, Signal
 from ..server_timeline import ServerTimeline, Timeouts
@@ -55,6 +57,7 @@ class Evidence:
     unreadable_reason: str | None = None  # of storage, and so of most
     log_reason: str | None = None
     autotune_open: bool = False
+    compile_open: bool = False
     root_gone_age: float | None = None
     scope_alive: bool | None = None  # its container, unit, job step or session; None: in none, or not known
     stopping: bool | None = None  # somebody stops its unit or container; False: it ended or failed by itself
@@ -80,6 +83,11 @@ class Evidence:
     timeouts: int = 0  # of the health endpoint, in a row
     timeouts_span: float = 0.0  # from the first of them to the last
     cards_rest: bool | None = None  # its GPUs do no work; None: not known
+    spins: tuple[Spin, ...] = ()  # ranks whose card spins
+    cards_work: bool = False  # a card of it was seen neither at rest nor spinning within a window
+    busy: frozenset[str] = frozenset()  # ranks and engines that used CPU within a window
+    lost_cards: tuple[tuple[float, str], ...] = ()  # (age, rank that was on it), the first loss first
+    driver_hangs: bool = False  # a call into the GPU driver has not returned for a window
 
     def moving(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(c.channel for c in self.channels if c.channel in names and c.state == "moving")
@@ -95,6 +103,10 @@ class Evidence:
     def is_flat(self, channel: str) -> bool:
         """Readable, and not moving."""
         return any(c.channel == channel and c.state == "flat" for c in self.channels)
+
+    def is_absent(self, channel: str) -> bool:
+        """Known not to apply, or not to be known yet."""
+        return any(c.channel == channel and c.state == "absent" for c in self.channels)
 
     @property
     def ends_orderly(self) -> bool:
@@ -136,6 +148,7 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
         unreadable_reason=sight.storage_reason,
         log_reason=sight.log_reason,
         autotune_open=bool(startup.open_autotunes),
+        compile_open=startup.compiles,
         root_gone_age=_age(now, timeline.root_gone_at),
         scope_alive=_is_one(_value(timeline, now, signals.SERVER_SCOPE_ALIVE, fresh=False)),
         stopping=_is_one(_value(timeline, now, signals.SERVER_STOPPING, fresh=False)),
@@ -160,8 +173,23 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
         paused=_value(timeline, now, signals.SERVER_PAUSED) == 1,
         timeouts=timeouts.in_a_row,
         timeouts_span=timeouts.span(now),
-        cards_rest=timeline.cards.at_rest(timeline.name, now) if timeline.cards else None,
+        busy=frozenset(name for name, at in timeline.busy_at.items() if now - at <= window),
+        **_of_cards(timeline, now),
     )
+
+
+def _of_cards(timeline: ServerTimeline, now: float) -> dict[str, Any]:
+    """What its GPUs tell; nothing where there are none."""
+    cards, name = timeline.cards, timeline.name
+    if cards is None:
+        return {}
+    return {
+        "cards_rest": cards.at_rest(name, now),
+        "spins": cards.spins(name, now),
+        "cards_work": cards.works(name, now),
+        "lost_cards": cards.lost(name, now),
+        "driver_hangs": cards.driver_hangs(name, now),
+    }
 
 
 def _age(now: float, at: float | None) -> float | None:
@@ -193,17 +221,13 @@ def _is_one(value: float | None) -> bool | None:
 # --- silence -----------------------------------------------------------------------------------------------
 
 
-def last_strong_move(timeline: ServerTimeline) -> float | None:
-    return max((at for channel, at in timeline.moves.items() if channel in STRONG_CHANNELS), default=None)
-
-
 def observed_progress_age(timeline: ServerTimeline, sight: Sight) -> float:
     """Seconds of silence of all strong channels, never more than we have watched.
 
     While storage and log are read the silence ends with the last look at them: what moved since then is not
     known yet (a collector that is late, our own pause).  While they are not, it goes on: it is `unknown` then.
     """
-    last = last_strong_move(timeline)
+    last = timeline.last_strong_move
     begin = timeline.anchor if last is None else max(timeline.anchor, last)
     end = sight.now if sight.oldest_look is None else min(sight.now, sight.oldest_look)
     return max(0.0, end - begin)
