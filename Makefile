@@ -38,7 +38,7 @@ e2e: $(VENV)/.installed-test
 	$(BIN)/pytest -m e2e $(PYTEST_ARGS) tests/e2e
 
 bench: $(VENV)/.installed-test
-	@for name in scan memory wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done
+	@for name in scan memory gpu wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done
 
 clean:
 	rm -rf $(VENV) build dist exporter/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -37,10 +37,10 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start_server(stack: ExitStack) -> None:
-    """The stand-in; it ends itself when its launcher's standard input closes."""
+def start_server(stack: ExitStack, *more: str) -> None:
+    """The stand-in; it ends itself when its launcher's standard input closes.  `more`: further arguments of it."""
     command = [sys.executable, "-m", "stallwatch.drill.standin", "barrier-deadlock", "--port", str(PORT_OF_SERVER)]
-    launcher = subprocess.Popen([*command, "--for", "8m"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    launcher = subprocess.Popen([*command, "--for", "8m", *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.callback(launcher.wait, 20)
     stack.callback(launcher.terminate)
 
