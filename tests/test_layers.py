@@ -52,6 +52,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_places": "model sources.log_guard",
     "sources.log_ranks": "frameworks",
     "sources.log_repeats": "startup frameworks frameworks.json_lines sources.log_search",
+    "sources.log_repeats": "startup frameworks frameworks.json_lines sources.log_search",
     "sources.log_search": "frameworks",
     "sources.log_shapes": "frameworks sources.log_text",
     "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.log_guard"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stallwatch.config import Limits
 from stallwatch.frameworks import load_frameworks
-from stallwatch.sources import log_lines, log_search, log_shapes
+from stallwatch.sources import log_search, log_shapes
 from stallwatch.sources.log_lines import Hit, LogScanner
 from stallwatch.sources.log_times import parse_time, seconds_between
 
@@ -369,88 +369,6 @@ def test_the_search_without_the_wheel_finds_the_same() -> None:
     fast = log_search.literal_finder(literals)(block)
 
     assert sorted(fast) == sorted(log_search._plain_finder(literals)(block))
-
-
-# --- lines that repeat but for their digits ---------------------------------------------------------------------
-
-
-TROUBLE = [
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {n}.00 GiB.",
-    "node1:{n}:77 [{n}] misc/socket.cc:{n} NCCL WARN socketProgress: Connection closed by remote peer",
-    "[rank{n}]: Traceback (most recent call last):",
-    "node1:{n}:77 [{n}] NCCL INFO Channel 00/0 : {n}[0] -> 1[0] [send] via NET/IB/0",
-    line("TP{n}", "No available block found in 60 second."),
-    line("TP{n}", "Load weight begin."),
-    line("", 'INFO:     10.0.0.{n}:80 - "GET /health HTTP/1.1" {n}03 Service Unavailable'),
-    line("", "The server is fired up and ready to roll!"),
-    line("", "server_args=ServerArgs(tp_size={n})"),
-    "Loading safetensors checkpoint shards:  1% Completed | {n}/64 [00:01<?, 1it/s]torch.OutOfMemoryError: CUDA out",
-    "(Worker pid={n}) ERROR 11-29 15:31:08 [a.py:{n}] torch.OutOfMemoryError: CUDA out of memory.",
-    "(Worker_TP{n} pid=4) ERROR 11-29 15:31:08 [a.py:1] RuntimeError: CUDA error: an illegal memory access",
-    "an unknown line {n}",
-    "",
-]
-
-
-def last_of_each(hits: list[Hit]) -> list[tuple[str, str | None, object, float | None, str]]:
-    """What is told of hits: of errors the last of each kind and rank."""
-    last = {(hit.event, hit.rank, str(hit.fields)): hit for hit in hits if hit.event in log_lines._COUNTED}
-    told = [
-        hit for hit in hits if hit.event not in log_lines._COUNTED or hit is last[hit.event, hit.rank, str(hit.fields)]
-    ]
-    return [(hit.event, hit.rank, hit.fields, hit.time, hit.stamp) for hit in told]
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(TROUBLE), st.integers(0, 12)), max_size=60),
-    st.sampled_from(["sglang", "vllm"]),
-    st.booleans(),
-)
-def test_lines_that_repeat_are_counted_and_told_as_if_each_were_read(
-    lines: list[tuple[str, int]], name: str, ready: bool
-) -> None:
-    text = "".join(form.format(n=number) + "\n" for form, number in lines).encode()
-    scanners = [LogScanner(FRAMEWORKS[name]) for _ in range(2)]
-    scanners[1]._learn_repeat = lambda *what: None  # type: ignore[method-assign]
-    told = []
-    for scanner in scanners:
-        if ready:
-            scanner.be_ready()
-        batch = scanner.feed(text)
-        told.append((last_of_each(batch.hits), batch.names, scanner.last_time))
-        told[-1] += (scanner.lines, scanner.matched, scanner.heartbeats, scanner.events, scanner.errors)  # type: ignore[assignment]
-
-    assert told[0] == told[1]
-
-
-def test_a_line_that_repeats_is_read_once_in_a_block_and_its_last_one_told() -> None:
-    scanner = sglang(track_shapes=False)
-    lines = [f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {n}.00 GiB." for n in range(100, 600)]
-
-    hits = feed(scanner, line("TP0", "x", 1), *lines, line("TP0", "x", 2), *lines)
-
-    assert (scanner.errors["oom"], len(hits)) == (1000, 2)
-    assert hits[-1].time == parse_time("2026-06-02 08:00:02")
-
-
-def test_lines_that_repeat_behind_ranks_of_torch_stay_those_of_their_ranks() -> None:
-    traceback = [f"[rank{rank}]: Traceback (most recent call last):" for rank in (3, 4, 3, 5)]
-
-    hits = feed(sglang(), line("TP0", "x", 1), *traceback, "[rank4]: frame of no file", "last")
-
-    assert events(hits) == [("novel", None), *[("error", f"TP{rank}") for rank in (3, 4, 3, 5)], ("novel", None)]
-
-
-def test_lines_that_repeat_do_not_grow_memory() -> None:
-    scanner = sglang(track_shapes=False)
-    letters = random.Random(1)
-    for _ in range(3 * log_lines.MAX_REPEATS):
-        feed(
-            scanner, "x", "torch.OutOfMemoryError: CUDA out of memory. " + "".join(letters.choices("abcdefghij", k=12))
-        )
-
-    assert scanner.errors["oom"] == 3 * log_lines.MAX_REPEATS
-    assert len(scanner._repeats) <= log_lines.MAX_REPEATS
 
 
 # --- times -------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from ..config import Limits
-from ..frameworks import NO_EVENT, RANKED, Framework, Pattern, Prefix
+from ..frameworks import NO_EVENT, Framework, Pattern, Prefix
 from .log_ranks import Ranks
+from .log_repeats import Meaning, Repeat, Repeats
 from .log_search import Steady, lexicon_of, steady_search
 from .log_shapes import Shapes
 from .log_text import groups_of, is_drawn, numbers_of, pieces_of, text_of
@@ -29,18 +29,13 @@ REPEAT_LOOK_BACK = 512
 """The same for a line that repeats, of which each block tells the last one only."""
 MAX_BARS = 512
 """Bars remembered in one start; a download draws one for each of its files."""
-MAX_REPEATS = 1024
-"""Lines that repeat but for their digits and are known as such; with more of them all are forgotten."""
-REPEAT_CHARACTERS = 2000
-"""A longer line is never known as one that repeats."""
+FIRST_STRETCH = 4096
+"""Bytes searched at once behind the end of a start, then twice as many each time: another end may be near."""
+MANY = 4
+"""A block of which more than one in so many lines repeats is followed by one more of the kind, mostly."""
 
 _VERSION = re.compile(r"\d{1,9}|v?\d{1,4}\.\d{1,4}[\w.+-]{0,40}")
 """It becomes a label: what only stands in its place is none."""
-_MASKED = bytes.maketrans(b"0123456789", b"0" * 10)
-_COUNTED = frozenset(("access", "heartbeat", NO_EVENT, "error", "watchdog", "waiting", "lock_wait"))
-"""Events of which the number counts and the last one, not what each of them said."""
-_WRITER = frozenset(("parts", "rank", "pid", "engine"))
-"""Groups of a prefix that tell who wrote the line."""
 _QUIET_EVENTS = frozenset(("access", "heartbeat", NO_EVENT))
 
 
@@ -100,29 +95,13 @@ class _Line:
     matched: bool = False
 
 
-_NOWHERE = (0, 0)
-
-
 @dataclass(slots=True)
-class _Repeat:
-    """What a writer said in a line that comes again and again with other digits.
+class _Stretch:
+    """Whole lines of a block that were looked at: from where to where, and where those begin that a pattern knows."""
 
-    `last`: where in the block it came last.
-    """
-
-    pattern: Pattern
-    event: str
-    last: tuple[int, int] = _NOWHERE
-    time: float | None = None  # of the last hit before it
-
-
-@dataclass(slots=True)
-class _Repeats:
-    """A line with its digits masked: patterns to try on it, where its writer stands, and what each writer said."""
-
-    indexes: frozenset[int]
-    spans: tuple[tuple[int, int], ...]
-    known: dict[tuple[bytes, ...], _Repeat] = field(default_factory=dict)
+    begin: int
+    end: int
+    hits: list[int] = field(default_factory=list)
 
 
 class LogScanner:
@@ -160,15 +139,15 @@ class LogScanner:
         self._peeked = b""
         self._skipping = False
         self._open = _Line()
-        self._ranks = Ranks()
+        self._repeats = Repeats(framework, self._lexicon)
+        self._ranks = Ranks(self._repeats.forget)
         self._shapes = Shapes(framework)
         self._start = _Start()
         self._turned = ""  # the event that begins or ends a start, until the block is settled
         self._timed_to = 0  # offset of the last hit in the block
         self._number, self._numbered_to = 1, 0  # number of the line at an offset
-        self._repeats: dict[bytes, _Repeats] = {}
-        self._repeated: list[_Repeat] = []  # those that came in this block
-        self._taken: tuple[Pattern, str] | None = None  # the pattern that fitted last, and its event
+        self._repeats_much = False  # in the block before
+        self._taken: Meaning | None = None  # what the line read last says
 
     @property
     def unmatched(self) -> int:
@@ -208,7 +187,7 @@ class LogScanner:
     def be_ready(self) -> None:
         """From now on lines are read as those of a server that serves: shapes are dropped."""
         self.ready = True
-        self._repeats.clear()
+        self._repeats.forget()
         self._shapes.clear()
 
     # --- blocks ----------------------------------------------------------------------------------------
@@ -225,125 +204,108 @@ class LogScanner:
 
     def _scan(self, block: bytes, batch: Batch) -> None:
         """Search a block; where a start begins or the server gets ready, the rest is searched anew."""
-        while block:
-            used = self._scan_part(block, batch)
-            block = block[used:]
+        begin, size = 0, len(block)
+        while begin < len(block):
+            end = block.find(b"\n", begin + size) + 1 if begin + size < len(block) else 0
+            part = block[begin : end or len(block)]
+            used = self._scan_part(part, batch)
+            size = FIRST_STRETCH if used < len(part) else 2 * size
+            begin += used
 
     def _scan_part(self, block: bytes, batch: Batch) -> int:
         was_ready, found = self.ready, list[tuple[int, Hit]]()
-        used, hit_offsets = self._search(block, was_ready, found, batch)
+        used, stretches = self._search(block, was_ready, found, batch)
         part = block if used == len(block) else block[:used]
+        lines = part.count(b"\n")
+        self._settle_repeats(part, lines, found)
         if was_ready:
             self._count_bulk(part, found)
         elif self._track_shapes and not self._shapes.are_full:
-            self._find_novel(part, hit_offsets, found)
-        self.lines += part.count(b"\n")
+            self._find_novel(part, stretches, found)
+        self.lines += lines
         batch.hits.extend(hit for _, hit in sorted(found, key=lambda pair: pair[0]))
         self._settle_mode()
         later = self._time_before(part, len(part), 0)
         self.last_time = later if later is not None else self.last_time
         return used
 
-    def _search(self, block: bytes, steady: bool, found: list[tuple[int, Hit]], batch: Batch) -> tuple[int, list[int]]:
-        """Classify every line with a literal in it.  Bytes used, and offsets of the lines that matched."""
+    def _search(
+        self, block: bytes, steady: bool, found: list[tuple[int, Hit]], batch: Batch
+    ) -> tuple[int, list[_Stretch]]:
+        """Classify every line with a literal in it.  Bytes used, and the stretches of lines that were looked at."""
+        self._number, self._numbered_to = self.lines + 1, 0
+        self._open.start, self._open.end = 0, 0
+        stretches, line = list[_Stretch](), self._open
+        for begin, end in self._stretches(block):
+            stretches.append(stretch := _Stretch(begin, end))
+            line = self._search_stretch(block, stretch, steady, line, found, batch)
+            if self._turned:
+                self._close_line(block[: stretch.end], line)
+                return stretch.end, stretches
+        self._close_line(block, line)
+        return len(block), stretches
+
+    def _stretches(self, block: bytes) -> Iterable[tuple[int, int]]:
+        """A block, but for what is known to repeat where there is much of that."""
+        if not self._repeats_much:
+            return ((0, len(block)),)
+        return self._repeats.pass_over(block, lambda: self._start.time)
+
+    def _search_stretch(
+        self, block: bytes, stretch: _Stretch, steady: bool, line: _Line, found: list[tuple[int, Hit]], batch: Batch
+    ) -> _Line:
+        """Classify the lines of a stretch, up to one that begins or ends a start.  The line that was read last."""
         lexicon = self._lexicon
         candidates = lexicon.rare_candidates if steady else lexicon.full_candidates
-        positions = self._find_rare(block) if steady else lexicon.find_all(block)
-        matched: list[int] = []
-        self._number, self._numbered_to = self.lines + 1, 0
-        line = self._open
-        line.start, line.end = 0, 0
-        for start, end, indexes in self._hit_lines(block, positions, candidates):
+        text = block[stretch.begin : stretch.end]
+        positions = self._find_rare(text) if steady else lexicon.find_all(text)
+        for start, end, indexes in self._hit_lines(block, stretch.begin, positions, candidates):
             raw = block[start:end]
             if steady:
                 for literal, index in lexicon.bulk_patterns:
                     if literal in raw:
                         indexes.add(index)
             is_whole = start > 0 and end < len(block) and not self._numbered
-            if is_whole and self._is_repeat(raw, start, indexes):
-                matched.append(start)
+            if is_whole and self._repeats.counts(raw, start, self._start.time):
+                stretch.hits.append(start)
                 continue
             if start > 0:
                 line = _Line(start)
             line.start, line.end = start, end
             self._taken = None
             if self._read_line(block, line, indexes, found, batch):
-                matched.append(start)
+                stretch.hits.append(start)
             if self._turned:
-                end = min(end + 1, len(block))
-                self._close_line(block[:end], line)
-                self._tell_repeats(block, found, batch)
-                return end, matched
+                stretch.end = min(end + 1, len(block))
+                break
             if is_whole and self._taken is not None:
-                self._learn_repeat(raw, indexes, *self._taken)
-        self._close_line(block, line)
-        self._tell_repeats(block, found, batch)
-        return len(block), matched
+                self._repeats.learn(raw, indexes, self._taken)
+        return line
 
-    # --- lines that repeat but for their digits ---------------------------------------------------------
+    def _settle_repeats(self, part: bytes, lines: int, found: list[tuple[int, Hit]]) -> None:
+        """Take account of the lines of a block that only repeat; the last of each is told."""
+        counted, timed_to, time = 0, self._timed_to, self._start.time
+        for repeat in self._repeats.take():
+            count, repeat.count = repeat.count, 0
+            counted += count
+            if self.ready and repeat.pattern.bulk:
+                continue  # counted as a whole
+            self.matched += count
+            self._add(repeat.event, repeat.pattern.kind, count)
+            if repeat.event in _QUIET_EVENTS:
+                continue
+            found.append((repeat.last, self._last_repeat(repeat, part)))
+            if repeat.last >= timed_to:
+                timed_to, time = repeat.last, self._start.time
+        self._start.time = time
+        self._repeats_much = counted * MANY > lines
 
-    def _is_repeat(self, raw: bytes, start: int, indexes: set[int]) -> bool:
-        """Count a line that is known as one that repeats."""
-        repeats = self._repeats.get(raw.translate(_MASKED))
-        if repeats is None or repeats.indexes != indexes:
-            return False
-        spans = repeats.spans
-        repeat = repeats.known.get(tuple([raw[begin:stop] for begin, stop in spans]) if spans else ())
-        if repeat is None:
-            return False
-        pattern, event = repeat.pattern, repeat.event
-        if self.ready and pattern.bulk:
-            return True  # counted as a whole
-        self.matched += 1
-        if event != NO_EVENT:
-            self.events[event] += 1
-        if event == "heartbeat":
-            self.heartbeats += 1
-        if pattern.kind:
-            self.errors[pattern.kind] += 1
-        if event not in _QUIET_EVENTS:
-            if repeat.last is _NOWHERE:
-                self._repeated.append(repeat)
-            repeat.last, repeat.time = (start, start + len(raw)), self._start.time
-        return True
-
-    def _learn_repeat(self, raw: bytes, indexes: set[int], pattern: Pattern, event: str) -> None:
-        """Know a line from now on by everything but its digits, where those mean nothing but who wrote it."""
-        if event not in _COUNTED or pattern.regex.groupindex or pattern.proves_ready or pattern.every_rank:
-            return
-        if pattern.again or not self._lexicon.blind >= indexes or len(raw) > REPEAT_CHARACTERS:
-            return
-        if not raw.isascii() or b"\r" in raw or b"\x1b" in raw or raw.startswith(b"\0"):
-            return
-        text = raw.decode()
-        if "[rank" in text and RANKED.search(text):
-            return  # who wrote it stands behind the prefix
-        prefix = self.framework.prefix.match(text)
-        groups = prefix.re.groupindex if prefix else {}
-        spans = tuple(prefix.span(group) for group in groups if _is_writer(group) and prefix[group]) if prefix else ()
-        if len(self._repeats) >= MAX_REPEATS:
-            self._repeats.clear()
-        repeats = self._repeats.setdefault(raw.translate(_MASKED), _Repeats(frozenset(indexes), spans))
-        if len(repeats.known) < MAX_REPEATS and repeats.indexes == indexes and repeats.spans == spans:
-            repeats.known[tuple([raw[begin:stop] for begin, stop in spans])] = _Repeat(pattern, event)
-
-    def _tell_repeats(self, block: bytes, found: list[tuple[int, Hit]], batch: Batch) -> None:
-        """Of what came again in this block the last of each is told."""
-        told, self._repeated = self._repeated, []
-        times = [self._start.time]
-        for repeat in told:
-            start, end = repeat.last
-            prefix, message = self.framework.split(text_of(block[start:end]))
-            if match := self.framework.fits(repeat.pattern, prefix, message):
-                groups, line = groups_of(match), _Line(start, end)
-                rank = self._ranks.of(repeat.pattern, groups, prefix, batch.names)
-                time = None if prefix.time else self._time_before(block, start, 0, REPEAT_LOOK_BACK)
-                self._start.time, self._timed_to = repeat.time if time is None else time, start
-                fields = self._fields(repeat.pattern, groups, prefix)
-                found.append((start, self._hit(repeat.event, rank, fields, prefix, block, line)))
-                times.append(self._start.time)
-            repeat.last = _NOWHERE
-        self._start.time = max((time for time in times if time is not None), default=None)
+    def _last_repeat(self, repeat: Repeat, part: bytes) -> Hit:
+        start, end = repeat.last, part.find(b"\n", repeat.last)
+        prefix, _ = self.framework.split(text_of(part[start:end]))
+        time = None if prefix.time else self._time_before(part, start, 0, REPEAT_LOOK_BACK)
+        self._start.time, self._timed_to = repeat.time if time is None else time, start
+        return self._hit(repeat.event, repeat.rank, dict(repeat.fields), prefix, part, _Line(start, end))
 
     # --- blocks, line by line --------------------------------------------------------------------------
 
@@ -359,11 +321,12 @@ class LogScanner:
         return positions
 
     def _hit_lines(
-        self, block: bytes, positions: Iterable[tuple[int, int]], candidates: list[tuple[int, ...]]
+        self, block: bytes, begin: int, positions: Iterable[tuple[int, int]], candidates: list[tuple[int, ...]]
     ) -> Iterator[tuple[int, int, set[int]]]:
-        """Physical lines that hold a literal: start, end, and the patterns to try."""
+        """Physical lines that hold a literal: start, end, and the patterns to try.  Positions count from `begin`."""
         end, start, indexes = -1, 0, set[int]()
-        for literal, offset in positions:
+        for literal, position in positions:
+            offset = begin + position
             if offset >= end:
                 if indexes:
                     yield start, end, indexes
@@ -420,7 +383,7 @@ class LogScanner:
         first = not line.matched
         line.matched = True
         if self.ready and pattern.bulk:
-            self._taken = pattern, pattern.event
+            self._taken = pattern, pattern.event, None, {}
             return None  # counted as a whole
         self.matched += first
         groups = groups_of(match)
@@ -429,8 +392,8 @@ class LogScanner:
         event = self._event(pattern, rank)
         self._count(event, pattern.kind, line)
         self._turn(event)
-        self._taken = pattern, event
         fields = self._fields(pattern, groups, prefix)
+        self._taken = pattern, event, rank, fields
         if event in _QUIET_EVENTS or self._is_redrawn(event, rank, fields, match):
             return None
         return self._hit(event, rank, fields, prefix, block, line)
@@ -470,8 +433,9 @@ class LogScanner:
     def _event(self, pattern: Pattern, rank: str | None) -> str:
         """The event of a pattern; where the same words come again they mean another: the draft's load."""
         event = pattern.event
-        if pattern.every_rank:
+        if pattern.every_rank and not self._start.every_rank:
             self._start.every_rank = True
+            self._repeats.forget()
         if pattern.proves_ready and not self.ready and "listening" in self._start.seen:
             return "ready"
         if pattern.again and (event, rank) in self._start.passed:
@@ -483,11 +447,15 @@ class LogScanner:
         if event == NO_EVENT or event in line.events:
             return
         line.events.add(event)
-        self.events[event] += 1
+        self._add(event, kind, 1)
+
+    def _add(self, event: str, kind: str, number: int) -> None:
+        if event != NO_EVENT:
+            self.events[event] += number
         if event == "heartbeat":
-            self.heartbeats += 1
+            self.heartbeats += number
         if kind:
-            self.errors[kind] += 1
+            self.errors[kind] += number
 
     def _is_redrawn(self, event: str, rank: str | None, fields: dict[str, float | str], match: re.Match[str]) -> bool:
         """Whether a bar only shows again what it showed before; of several at once each by its own name."""
@@ -523,13 +491,13 @@ class LogScanner:
             self.ready, self._start = False, _Start(seen={turned})
             self._ranks.begin()
             self._shapes.clear()
-            self._repeats.clear()
+            self._repeats.forget()
 
     def _learn_server(self, pattern: Pattern, groups: dict[str, str]) -> None:
         """What a line says of the server itself: its version, the sizes of its groups."""
         if pattern.event == "args":
             self._ranks.forget()
-            self._repeats.clear()
+            self._repeats.forget()
         if (version := groups.get("version", self.version)) != self.version and _VERSION.fullmatch(version):
             self.version, self._version_told = version, False
         self._ranks.learn_sizes(groups)
@@ -578,10 +546,14 @@ class LogScanner:
                 return self._hit("stats", rank, numbers_of(groups), prefix, part, _Line(start))
         return None
 
-    def _find_novel(self, part: bytes, hit_offsets: list[int], found: list[tuple[int, Hit]]) -> None:
+    def _find_novel(self, part: bytes, stretches: list[_Stretch], found: list[tuple[int, Hit]]) -> None:
         """Report lines of a shape this start has not shown yet."""
-        for offset in self._shapes.new_in(part, hit_offsets)[:MAX_NOVEL]:
-            found.append((offset, self._novel_hit(part, offset)))
+        offsets = list[int]()
+        for stretch in stretches:
+            text, begin = part[stretch.begin : stretch.end], stretch.begin
+            new = self._shapes.new_in(text, [offset - begin for offset in stretch.hits] if begin else stretch.hits)
+            offsets.extend(begin + offset for offset in new)
+        found.extend((offset, self._novel_hit(part, offset)) for offset in offsets[:MAX_NOVEL])
 
     def _novel_hit(self, part: bytes, offset: int) -> Hit:
         stamp = self.framework.split(text_of(part[offset : offset + 400].partition(b"\n")[0]))[0].time or ""
@@ -608,9 +580,3 @@ class LogScanner:
                 if not self._is_redrawn(pattern.event, rank, fields, match):
                     batch.hits.append(Hit(pattern.event, rank, fields, self.lines + 1, self.last_time))
                 return
-
-
-@lru_cache(maxsize=64)
-def _is_writer(group: str) -> bool:
-    """Whether a group of a prefix, or of another form of it, tells who wrote the line."""
-    return re.sub(r"_\d+$", "", group) in _WRITER

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from ..frameworks import Pattern, Prefix, rank_name, whole_number
@@ -12,9 +12,13 @@ _SIZES = ("tp_size", "pp_size", "dp_size")
 
 
 class Ranks:
-    """What one log said of the ranks of its server so far."""
+    """What one log said of the ranks of its server so far.
 
-    def __init__(self) -> None:
+    `changed` is called when a line that was read before may be another rank's by now.
+    """
+
+    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+        self._changed = changed
         self._first: str | None = None
         self._names: dict[int, str] = {}  # PID -> rank
         self._sizes: dict[str, int] = {}
@@ -27,11 +31,13 @@ class Ranks:
         """Another server's arguments come: its processes and groups are others."""
         self._sizes = {}
         self._names.clear()
+        self._changed()
 
     def learn_sizes(self, groups: Mapping[str, str]) -> None:
         for size in _SIZES:
-            if (number := whole_number(groups.get(size))) is not None:
+            if (number := whole_number(groups.get(size))) is not None and number != self._sizes.get(size):
                 self._sizes[size] = number
+                self._changed()
 
     def of(self, pattern: Pattern, groups: Mapping[str, str], prefix: Prefix, told: dict[int, str]) -> str | None:
         """Which rank wrote (or is named by) a line; None = none in particular.  A name that is new goes to `told`."""
@@ -45,6 +51,7 @@ class Ranks:
             rank = self._names.get(pid) or self._engine(prefix)
         elif pid and pattern.kind == "" and self._names.get(pid) != rank:
             self._names[pid] = told[pid] = rank
+            self._changed()
         if rank is None and pattern.prefix == "any" and pattern.event.endswith("_progress"):
             return self._first
         if rank is not None and (self._first is None or _order(rank) < _order(self._first)):

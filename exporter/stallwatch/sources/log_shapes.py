@@ -46,7 +46,7 @@ class Shapes:
     def new_in(self, part: bytes, hit_offsets: list[int]) -> list[int]:
         """Offsets of lines of a shape not shown yet; a first, cheap shape only drops digits.
 
-        `hit_offsets`: where the lines begin that a pattern knows, rising.
+        `part`: whole lines; `hit_offsets`: where those begin that a pattern knows, rising.
         """
         shapes = list(map(hash, part.translate(None, _DIGITS).split(b"\n")))
         seen = self.cheap_shapes
