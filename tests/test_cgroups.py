@@ -33,8 +33,11 @@ IN_POD = Placement(ID, UID)
         # a pod that runs its own init
         (f"/kubepods.slice/kubepods-pod{LOW}.slice/cri-containerd-{ID}.scope/system.slice/x.service", IN_POD),
         # nodes inside nodes: the last id
-        (f"/docker/{NODE}/kubelet.slice/kubelet-pod{LOW}.slice/cri-containerd-{ID}.scope", IN_POD),
-        (f"/system.slice/docker-{NODE}.scope/docker/{ID}", Placement(ID)),
+        (
+            f"/docker/{NODE}/kubelet.slice/kubelet-pod{LOW}.slice/cri-containerd-{ID}.scope",
+            Placement(ID, UID, node_id=NODE),
+        ),
+        (f"/system.slice/docker-{NODE}.scope/docker/{ID}", Placement(ID, node_id=NODE)),
         # Docker, containerd, nerdctl
         (f"/docker/{ID}", Placement(ID)),
         (f"/system.slice/docker-{ID}.scope", Placement(ID)),
@@ -61,7 +64,11 @@ IN_POD = Placement(ID, UID)
         (r"/system.slice/vllm\x2d7b.service", Placement(unit=r"vllm\x2d7b.service")),
         (f"/system.slice/run-r{STATIC}.service", Placement(unit=f"run-r{STATIC}.service")),
         ("/user.slice/user-1000.slice/session-3.scope", Placement()),
-        ("/user.slice/user-1000.slice/user@1000.service/app.slice/llm.service", Placement()),
+        (
+            "/user.slice/user-1000.slice/user@1000.service/app.slice/llm.service/worker",
+            Placement(user_unit="1000/llm.service"),
+        ),
+        ("/user.slice/user-1000.slice/user@1000.service/init.scope", Placement()),
         (f"/system.slice/var-lib-docker-{ID}-merged.mount", Placement()),
         ("/lxc.payload.c1/system.slice/vllm.service", Placement(unit="vllm.service")),
         # Slurm

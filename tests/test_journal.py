@@ -95,6 +95,18 @@ def test_a_unit_is_followed_from_the_begin_of_its_server(folder: Path) -> None:
     assert child.tail.modified == 1780000000.5
 
 
+def test_a_users_unit_is_asked_for_with_its_user(folder: Path) -> None:
+    own = {"_SYSTEMD_UNIT": "user@1000.service", "_SYSTEMD_USER_UNIT": UNIT}
+    other = {**own, "_SYSTEMD_USER_UNIT": "other.service"}
+    child = Child(folder, printed(record("a", **own), record("b", "c2", **other)) + "exec sleep 60")
+    child.tail.path = f"journal::1000/{UNIT}"
+    text = child.until(2)
+    child.tail.close()
+
+    assert text == b"a\n"
+    assert child.asked[0].endswith(f" _SYSTEMD_USER_UNIT={UNIT} _UID=1000")
+
+
 @pytest.mark.parametrize(("root", "namespace"), [("/", ""), ("/host", "gpu")])
 def test_the_journal_of_another_root_or_namespace_is_asked_by_name(folder: Path, root: str, namespace: str) -> None:
     child = Child(folder, printed(record()) + "exec sleep 60")
@@ -275,7 +287,20 @@ def test_no_bytes_raise(line: bytes) -> None:
     parse_record(line, UNIT)
 
 
-@pytest.mark.parametrize("unit", ["", "*.service", "a b.service", "x" * 300, "a\nb.service", "--root=x y"])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "",
+        "*.service",
+        "a b.service",
+        "root/a.service",
+        "1/2/a.service",
+        "/a.service",
+        "x" * 300,
+        "a\nb.service",
+        "--root=x y",
+    ],
+)
 def test_what_is_no_unit_has_no_place(unit: str) -> None:
     assert place_of(unit) is None
     assert place_of("vllm.service", "a/b") is None

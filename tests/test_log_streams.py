@@ -93,6 +93,47 @@ def test_a_pipe_of_a_pod_leads_to_its_file(node: Streams) -> None:
     assert node.logs == [("stdout", path, None)]
 
 
+NODE_ID = "fedcba9876543210" * 4
+
+
+def in_kind(node: Streams, shim: str) -> str:
+    """A pod of a node that is a container of Docker; `shim`: control group of what started the pod's container."""
+    node.tree.add(40, f"/usr/bin/containerd-shim-runc-v2 -id {ID}", comm="containerd-shim", cgroup=shim)
+    uid = UID.replace("-", "_")
+    node.start(
+        f"0::/docker/{NODE_ID}/kubelet.slice/kubelet-kubepods-pod{uid}.slice/cri-containerd-{ID}.scope\n", "pipe:[1]"
+    )
+    node.tree.change(100, ppid=40)
+    inside = node.tree.folder(40) / "root"
+    path = inside / f"var/log/pods/ai_chat-0_{UID}/server/0.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("x\n")
+    os.utime(path, (LATER, LATER))
+    return str(path)
+
+
+def test_a_pipe_of_a_pod_in_a_node_that_is_a_container_leads_to_the_nodes_file(node: Streams) -> None:
+    path = in_kind(node, f"0::/docker/{NODE_ID}/system.slice/containerd.service\n")
+
+    assert node.logs == [("stdout", path, None)]
+    assert node.logs == [("stdout", path, None)]
+
+
+@pytest.mark.parametrize("shim", ["0::/system.slice/containerd.service\n", f"0::/docker/{ID}\n", "0::/\n"])
+def test_a_parent_that_is_not_in_the_node_shows_no_file_of_it(shim: str, node: Streams) -> None:
+    in_kind(node, shim)
+
+    assert node.logs == NOWHERE
+
+
+def test_a_file_of_the_machine_stands_before_that_of_a_node_in_it(node: Streams) -> None:
+    """As seen from within the node."""
+    in_kind(node, f"0::/docker/{NODE_ID}/system.slice/containerd.service\n")
+    path = node.wrote(f"var/log/pods/ai_chat-0_{UID}/server/0.log")
+
+    assert node.logs == [("stdout", path, None)]
+
+
 def test_a_file_within_a_container_stands_before_what_its_runtime_has(node: Streams) -> None:
     path = node.docker()
     node.wrote("server.log")
@@ -185,6 +226,14 @@ def test_a_socket_of_a_unit_leads_to_the_journal(namespace: str, node: Streams) 
     journal_at(node, {11: namespace})
 
     assert node.logs == [("stdout", f"journal:{namespace}:vllm.service", None)]
+
+
+def test_a_socket_of_a_users_unit_leads_to_that_users_journal(node: Streams) -> None:
+    node.start("0::/user.slice/user-1000.slice/user@1000.service/app.slice/vllm.service\n", "socket:[11]")
+    journal_at(node, {11: ""})
+
+    assert node.logs == [("stdout", "journal::1000/vllm.service", None)]
+    assert node.server.unit == ""  # no unit of the system has that name
 
 
 @pytest.mark.parametrize(

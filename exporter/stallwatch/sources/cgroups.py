@@ -19,6 +19,7 @@ _OWN_UNIT = re.compile(r"[^/]+\.service/libpod-payload-")
 _NOT_THE_WORKLOAD = re.compile(r"conmon|\.mount$|\.swap$")
 _POD = re.compile(r"(?:.*-)?pod(?P<uid>[0-9a-f]{8}[-_][0-9a-f_-]{27}|[0-9a-f]{32})(?:\.slice.*)?")
 _UNIT = re.compile(r"[^/]+\.service")
+_USER_MANAGER = re.compile(r"/user@(?P<user>\d{1,10})\.service/")
 _JOB = re.compile(r"job_(?P<job>\d+)")
 _STEP = re.compile(r"step_\w+")
 _STEPS = re.compile(r"(?:.*_)?slurmstepd\.scope")
@@ -30,17 +31,23 @@ _NO_SCOPE = re.compile(r"init\.scope|user@[^/]*\.service")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a process runs; empty strings where it does not apply."""
+    """Where a process runs; empty strings where it does not apply.
+
+    `user_unit`: a unit of a user's own manager, as "1000/llm.service".  `node_id`: the container that stands for a
+    machine (kind, Docker in Docker) and runs this one.
+    """
 
     container_id: str = ""
     pod_uid: str = ""
     unit: str = ""
     slurm_job: str = ""
+    user_unit: str = ""
+    node_id: str = ""
 
     @property
     def weight(self) -> int:
         """How much this line tells: container before job before unit."""
-        return 4 * bool(self.container_id) + 2 * bool(self.slurm_job) + bool(self.unit)
+        return 4 * bool(self.container_id) + 2 * bool(self.slurm_job) + bool(self.unit or self.user_unit)
 
 
 def parse_cgroup(text: str) -> Placement:
@@ -62,18 +69,21 @@ def _preference(line: str) -> int:
 
 
 def _parse_path(path: str) -> Placement:
-    container = pod = unit = job = ""
+    container = pod = unit = user_unit = job = node = ""
     for segment in reversed(re.split("[/:]", path)):
         if _NOT_THE_WORKLOAD.search(segment):
             continue
+        node = node or (_group(_CONTAINER, segment, "id") if container else "")
         container = container or _group(_CONTAINER, segment, "id")
         pod = pod or _group(_POD, segment, "uid").replace("_", "-")
         job = job or _group(_JOB, segment, "job")
         if not unit and _UNIT.fullmatch(segment) and not segment.startswith("user@"):
             unit = segment
     if "/user.slice/" in path or (container and not _OWN_UNIT.search(path)):
+        manager = _USER_MANAGER.search(path)
+        user_unit = f"{manager['user']}/{unit}" if manager and unit and not container else ""
         unit = ""  # a user's own unit, or the runtime's: not a system unit of the server
-    return Placement(container, pod, unit, job)
+    return Placement(container, pod, unit, job, user_unit, node)
 
 
 def _group(pattern: re.Pattern[str], segment: str, name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from . import Moment
 
 PLACE = "journal:"
-"""`journal:<namespace>:<unit>` is the place of a log that is no file."""
+"""`journal:<namespace>:<unit>` is the place of a log that is no file; a user's unit is `<uid>/<unit>`."""
 READ_BYTES = 64 << 10
 MOST_RECORD_BYTES = 4 << 20
 """A longer record is dropped; a line of 48 KiB is 200 KiB as numbers."""
@@ -36,11 +36,11 @@ SHORTEST_BREAK_SECONDS = 1.0
 LONGEST_BREAK_SECONDS = 60.0
 _END_SECONDS = 0.2
 
-_UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,255}")
+_UNIT = re.compile(r"(?:[0-9]{1,10}/)?[A-Za-z0-9:_.@\\-]{1,255}")
 _MICROSECONDS = re.compile(r"[0-9]{1,17}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _STREAM = re.compile(r"/run/systemd/journal(?:\.(?P<namespace>[A-Za-z0-9_.-]{1,64}))?/stdout")
-_FIELDS = "MESSAGE,_PID,_LINE_BREAK,_SYSTEMD_UNIT,PRIORITY"
+_FIELDS = "MESSAGE,_PID,_LINE_BREAK,_SYSTEMD_UNIT,_SYSTEMD_USER_UNIT,PRIORITY"
 
 _DIAG_BY_FAMILY, _DIAG = 20, 4  # SOCK_DIAG_BY_FAMILY, NETLINK_SOCK_DIAG
 _SHOW_NAME_AND_PEER = 1 | 4
@@ -123,12 +123,13 @@ class Record:
 
 
 def parse_record(line: bytes, unit: str) -> Record | None:
-    """A line of `journalctl -o json`; None when it is damaged, or another unit's."""
+    """A line of `journalctl -o json`; None when it is damaged, or another unit's.  `unit` as in a place."""
+    user, _, unit = unit.rpartition("/")
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or entry.get("_SYSTEMD_UNIT", unit) != unit:
+    if not isinstance(entry, dict) or entry.get("_SYSTEMD_USER_UNIT" if user else "_SYSTEMD_UNIT", unit) != unit:
         return None
     text = _message(entry.get("MESSAGE")).replace(b"\n", b"\r")
     goes_on = entry.get("_LINE_BREAK") == "line-max"
@@ -257,7 +258,7 @@ class JournalTail:
             *(f"--output-fields={_FIELDS}", begin),
             *([f"--root={self.root}"] if self.root != "/" else []),
             *([f"--namespace={namespace}"] if namespace else []),
-            f"_SYSTEMD_UNIT={unit}",
+            *_matches(unit),
         ]
 
     def _start(self) -> None:
@@ -335,3 +336,9 @@ class JournalTail:
         if self._failures > 1:
             self.errors += self.reason is None
             self.reason = "error"
+
+
+def _matches(unit: str) -> tuple[str, ...]:
+    """What is asked for: of a user's unit also whose it is, for each user may have one of that name."""
+    user, _, name = unit.rpartition("/")
+    return (f"_SYSTEMD_USER_UNIT={name}", f"_UID={user}") if user else (f"_SYSTEMD_UNIT={name}",)

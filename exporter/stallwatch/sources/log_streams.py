@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..model import LogPlace
-from .cgroups import Placement
+from .cgroups import Placement, parse_cgroup
 from .journal import find_program, journal_behind, place_of
 from .log_containers import ContainerLogs
 from .log_guard import Questions
@@ -28,6 +28,8 @@ SLACK_SECONDS = 2.0
 
 _ANONYMOUS = re.compile(r"(?P<kind>pipe|socket):\[(?P<inode>\d+)\]")
 _MOUNTINFO_BYTES = 256 << 10
+_MOST_PARENTS = 32
+_MOST_NODES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class StreamPlaces:
     has_journal: Callable[[], bool] = field(default=lambda: bool(find_program()))
     journal_behind: Callable[[int], str | None] = journal_behind
     _asked: set[str] = field(default_factory=set)  # of far mounts; each ends with the container's id
+    _nodes: dict[str, ContainerLogs] = field(default_factory=dict)  # by the root of a node that is a container itself
 
     @classmethod
     def of(cls, proc: ProcFs, root: Path, far: Questions) -> StreamPlaces:
@@ -56,7 +59,8 @@ class StreamPlaces:
 
     def forget(self, containers: set[str]) -> None:
         """Keep what is known of these containers only."""
-        self.containers.forget(containers)
+        for each in (self.containers, *self._nodes.values()):
+            each.forget(containers)
         self.far.forget([name for name in self._asked if name.rpartition(" ")[2] not in containers])
         self._asked = {name for name in self._asked if name.rpartition(" ")[2] in containers}
 
@@ -101,25 +105,48 @@ class StreamPlaces:
     def _behind(self, whose: Whose, stream: str, kind: str, inode: int) -> LogPlace:
         if kind == "pipe" and whose.placement.container_id:
             return self._container(whose, stream)
-        if kind == "socket" and whose.placement.unit and self.has_journal():
+        unit = whose.placement.unit or whose.placement.user_unit
+        if kind == "socket" and unit and self.has_journal():
             namespace = self.journal_behind(inode)
-            path = None if namespace is None else place_of(whose.placement.unit, namespace)
+            path = None if namespace is None else place_of(unit, namespace)
             if path is not None:
                 return LogPlace(stream, path)
         return LogPlace(stream, reason=NO_LOG)
 
     def _container(self, whose: Whose, stream: str) -> LogPlace:
-        """The file of a container's runtime, looked for in a thread where the search leads to a far mount."""
+        """The file of a container's runtime; of one that runs in a node that is a container itself, the node's file."""
+        found = self._searched(self.containers, whose, stream)
+        if found.reason == NO_LOG and (inside := self._inside_node(whose)) is not None:
+            return self._searched(inside, whose, stream)
+        return found
+
+    def _inside_node(self, whose: Whose) -> ContainerLogs | None:
+        """The files as the node's own processes see them: one of those started the container."""
+        node, pid = whose.placement.node_id, whose.pid
+        for _ in range(_MOST_PARENTS if node else 0):
+            stat = self.proc.stat(pid)
+            if stat is None or stat.ppid <= 1:
+                return None
+            pid = stat.ppid
+            if parse_cgroup(self.proc.cgroup(pid)).container_id == node:
+                root = self.proc.path(pid, "root")
+                if root not in self._nodes and len(self._nodes) >= _MOST_NODES:
+                    self._nodes.clear()
+                return self._nodes.setdefault(root, ContainerLogs(Path(root), self.far.guards.mounts.far))
+        return None
+
+    def _searched(self, containers: ContainerLogs, whose: Whose, stream: str) -> LogPlace:
+        """What is found, looked for in a thread where the search leads to a far mount."""
         container = whose.placement.container_id
         try:
-            return self._runtimes(self.containers, whose, stream)
+            return self._runtimes(containers, whose, stream)
         except FarError as far:
-            name, other = f"{stream} of {whose.pid} in {container}", self.containers.unguarded(container)
+            name, other = f"{stream} of {whose.pid} in {container}", containers.unguarded(container)
             self._asked.add(name)
             answer = self.far.ask(name, far.mount, lambda: (self._runtimes(other, whose, stream), other))
         if answer is None:
             return LogPlace(stream, reason="timeout")
-        self.containers.learn(answer[1])
+        containers.learn(answer[1])
         return answer[0]
 
     def _runtimes(self, containers: ContainerLogs, whose: Whose, stream: str) -> LogPlace:
