@@ -25,6 +25,7 @@ table{border-collapse:collapse;width:100%}
 th,td{text-align:left;vertical-align:top;padding:.35rem .75rem .35rem 0;border-bottom:1px solid #8886}
 .bad{font-weight:bold}
 summary{padding:.35rem 0}
+details td,details th{white-space:nowrap}
 .scroll{overflow-x:auto}
 """
 
