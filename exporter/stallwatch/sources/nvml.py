@@ -27,7 +27,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 NOTE = struct.Struct("<di52s")
-"""Monotonic seconds at which a call began (0: none is running), its card (-1: none), its name."""
+"""Monotonic seconds at which a call began (0: it is over), its card (-1: none), its name (empty: none was made)."""
+
+OVER = struct.Struct("<d")
 
 LIBRARY = "libnvidia-ml.so.1"
 NOT_SUPPORTED, INSUFFICIENT_SIZE, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, UNKNOWN = 3, 7, 10, 12, 13, 999
@@ -143,7 +145,7 @@ class Note:
         return began
 
     def end(self) -> None:
-        NOTE.pack_into(self._memory, 0, 0.0, -1, b"")
+        OVER.pack_into(self._memory, 0, 0.0)
 
 
 class Calls:
@@ -318,8 +320,11 @@ class Device:
             codes = dict.fromkeys(ACTIVITIES, code or NOT_SUPPORTED)
         else:
             found, codes = self._gpm.read(cycle.now)
-            if codes.get("sm_activity") in SETTLED:
-                self._refused["gpm"] = cycle.now + AGAIN_SECONDS, codes["sm_activity"]
+            code = codes.get(ACTIVITIES[0], 0)
+            if code in SETTLED:
+                self._refused["gpm"] = cycle.now + AGAIN_SECONDS, code
+            if code in FATAL:
+                cycle.fatal = code
         cycle.values.update(found)
         cycle.codes.update((name, code) for name, code in codes.items() if name in ACTIVITIES)
 
@@ -635,13 +640,13 @@ def load(folder: str, note: Note) -> Any:
         ctypes.CDLL(LIBRARY)
     except OSError:
         return None
+    finally:
+        note.end()
     sys.path.append(folder)
     try:
         import pynvml  # type: ignore[import-untyped]  # it has no types; late: it stands in a folder told to us
     except ImportError:
         return None
-    finally:
-        note.end()
     return pynvml
 
 

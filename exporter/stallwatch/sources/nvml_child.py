@@ -46,7 +46,7 @@ ABSENT_SECONDS = 600.0
 RENEW_SECONDS, RENEW_BYTES = 86_400.0, 256 << 20
 """When a helper is replaced although it works: driver libraries have leaked memory."""
 LARGEST_ANSWER = 1 << 20
-_CLOSE_SECONDS = 0.3
+_CLOSE_SECONDS = 0.4
 
 CONTROL = Path("/dev/nvidiactl")
 ABSENT = {nvml.LIBRARY_NOT_FOUND: "library", 9: "driver", nvml.NO_GPU: "cards"}
@@ -113,7 +113,8 @@ class Answer:
 class Unanswered:
     """The driver owes an answer since `since` (monotonic seconds: when it was asked; the call began then or later).
 
-    `call` and `card` are what the helper is in: "nvmlDeviceGetMemoryInfo", 3; "start" before it can say.
+    `call` and `card` are what the helper is in: "nvmlDeviceGetMemoryInfo", 3; "start" before it comes to the driver,
+    "" between two calls.
     """
 
     since: float
@@ -213,11 +214,15 @@ class _Helper:
         """Which call, for which card, as far as it said."""
         began, card, name = nvml.NOTE.unpack_from(self._note)
         call = name.rstrip(b"\0").decode("ascii", "replace")
-        return (call or "start", card if began and card >= 0 else None)
+        if not began:
+            return ("" if call else "start"), None
+        return call, card if card >= 0 else None
 
     def end(self, now: float) -> None:
         """Tell it to end: at once when it is idle, else when its call returns."""
         self.told_to_end = now
+        if self.is_in()[0] == "start":  # it has not come to the driver yet
+            self.process.kill()
         for pipe in (self._input, self.output):
             with suppress(OSError):
                 pipe.close()
@@ -322,8 +327,8 @@ class Nvml:
             return  # whoever asks still has it; the end of our process closes the pipes
         try:
             now = self._monotonic()
-            self._end_first(now)
             self._end_second(now)
+            self._end_first(now)
             until = time.monotonic() + _CLOSE_SECONDS
             while self._ending and time.monotonic() < until:
                 self._ending = [helper for helper in self._ending if not helper.is_gone(now)]
