@@ -91,9 +91,29 @@ class CardFigures:
     utilization: float = 0.0
     dram_activity: float = 0.0
     pcie: float = 200e3  # bytes per second: an idle link chatters
+    memory_utilization: float | None = None  # this and what follows: None = not read
+    power: float | None = None  # watts
+    limit: float | None = None
+    idle_power: float | None = None
+    lost: float | None = None
+    answers: bool = True  # False: the driver does not
 
     def readings(self, name: str, rank: str) -> list[Reading]:
         gpu = f"GPU-{rank}"
+        further = {
+            signals.GPU_MEMORY_UTILIZATION: self.memory_utilization,
+            signals.GPU_POWER: self.power,
+            signals.GPU_POWER_LIMIT: self.limit,
+            signals.GPU_IDLE_POWER: self.idle_power,
+            signals.GPU_LOST: self.lost,
+        }
+        read = [*self._usual(name, rank, gpu), *(s.read(v, gpu) for s, v in further.items() if v is not None)]
+        if self.answers:
+            return read
+        asked = [reading for reading in read if reading.signal.name.startswith("gpu_")]
+        return [read[0], *(each.signal.missing("driver_unresponsive", *each.labels) for each in asked)]
+
+    def _usual(self, name: str, rank: str, gpu: str) -> list[Reading]:
         return [
             signals.RANK_INFO.read(1.0, name, rank, "7", gpu),
             signals.GPU_PROCESS_MEMORY.read(self.held, gpu, name, rank),

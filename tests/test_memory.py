@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feed import TICK, WALL, Feed, Serving, server
+from feed import TICK, WALL, CardFigures, Feed, Serving, server
 from stallwatch import signals
 from stallwatch.exposition import render
 from stallwatch.memory import (
@@ -570,6 +570,94 @@ def test_nothing_that_names_anything_is_in_the_document() -> None:
     for word in (NAME, "secret", "org/", "private", "job", "hunter2", "stranger", "sglang"):
         assert word not in text
     assert '"TP1"' in text
+
+
+# --- cards ----------------------------------------------------------------------------------------------------
+
+
+def spinning(until: float = 400.0) -> Run:
+    """Two cards that rested for a while, and then spin for ever; stalled since 285."""
+    cards = {rank: CardFigures(memory_utilization=0.0, power=122.0, limit=700.0) for rank in ("TP0", "TP1")}
+    run = Run(skipped=SKIPPED, cards=cards)
+    run.look(0.0)
+    run.tell(5.0, "load_begin", "TP0")
+    run.quiet_until(5.0, 45.0)
+    run.tell(45.0, "load_end", "TP0")
+    for card in cards.values():
+        card.utilization, card.power = 1.0, 152.0
+    run.quiet_until(45.0, until)
+    return run
+
+
+def test_a_spin_is_one_alert_although_the_cards_are_read_late() -> None:
+    before = spinning()
+    old = before.tick(400.0)
+    assert (old.verdict.state, old.verdict.reason) == ("stalled", "gpu_spin")
+
+    after = before.restarted(400.0)
+    after.cards = before.cards
+    report = after.first_report(1410.0)
+
+    assert (report.verdict.state, report.verdict.reason) == ("stalled", "gpu_spin")
+    assert report.since_timestamp == old.since_timestamp
+    assert set(go_on(after, 1410.0, 300.0)) == {"stalled"}
+    assert after.tick(1710.0).verdict.reason == "gpu_spin"
+
+    for card in after.cards.values():
+        card.utilization, card.power = 1.0, 500.0
+    assert set(go_on(after, 1710.0, 30.0)[2:]) == {"slow"}
+
+
+@pytest.mark.parametrize("boot", ["this boot", "another boot"])
+def test_what_was_learned_of_a_card_outlasts_a_restart_and_a_reboot(boot: str) -> None:
+    before = spinning()
+    (first, *_) = before.timeline.cards.learned(400.0)
+    assert (first.labels, first.value) == (("GPU-TP0",), 122.0)
+
+    after = before.restarted(400.0, boot=boot)
+    after.cards = before.cards
+    after.look(1410.0)
+    after.look(1415.0)
+
+    assert [reading.value for reading in after.timeline.cards.learned(1415.0)] == [122.0, 122.0]
+
+
+def test_another_card_begins_anew_and_what_was_learned_of_the_first_is_kept_for_it() -> None:
+    before = spinning()
+    after = before.restarted(400.0)
+    after.look(1410.0)
+    strange = CardFigures(memory_utilization=0.0, power=122.0)
+    for t in (1410.0, 1415.0):
+        after.timeline.put(strange.readings(NAME, "TP9"), t, TICK)
+        after.processes(t)
+    assert after.timeline.cards.learned(1415.0) == []
+
+    again = after.restarted(1415.0)
+    again.cards = before.cards
+    again.look(2430.0)
+    again.look(2435.0)
+    assert len(again.timeline.cards.learned(2435.0)) == 2
+
+
+def test_no_card_is_named_in_the_document() -> None:
+    text = json.dumps(spinning().document(400.0))
+
+    assert "GPU" not in text
+    assert "122.0" in text
+
+
+@pytest.mark.parametrize(
+    "rows", [None, 7, [[]], [["a"]], [["a", "b"]], [["a", 0]], [["a", -5]], [["a", 1e9]], [[1, 122.0]], [["a", None]]]
+)
+def test_watts_that_are_none_are_not_put_back(rows: object) -> None:
+    before = spinning()
+    document = json.loads(json.dumps(before.document(400.0)))
+    good = document["cards"]
+    memory, twin = Memory(seal, "this boot"), Memory(seal, "this boot")
+    memory.load({**document, "cards": rows}, 1410.0)
+    twin.load({**document, "cards": good}, 1410.0)
+
+    assert (memory._cards, twin._cards) == ({}, dict(good))
 
 
 def test_every_field_is_carried_or_left_out_on_purpose() -> None:

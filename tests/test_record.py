@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from feed import TICK, WALL, Feed, server
+from feed import TICK, WALL, CardFigures, Feed, server
 from proc_tree import ProcTree, threads
 from proc_tree import Thread as ProcThread
 from stallwatch import signals
@@ -70,6 +70,7 @@ class Live:
             "processes": lambda: [self.feed.server, *self.feed.process_readings(self.reads_io)],
             "threads": self.feed.thread_readings,
             "logs": lambda: [*self.feed.log_readings(), *self._new_events()],
+            "gpu": lambda: [r for rank, card in self.feed.cards.items() for r in card.readings("s", rank)],
         }
         sources = [Stub(name, function) for name, function in yields.items()]
         clocks = (lambda: self.now), (lambda: WALL + self.now)
@@ -178,6 +179,48 @@ def spin(live: Live) -> None:
     live.step(200, cpu=5.0)
 
 
+def with_cards(live: Live) -> list[CardFigures]:
+    """Both ranks have loaded, and their cards rest."""
+    live.feed.cards = {
+        rank: CardFigures(memory_utilization=0.0, power=122.0, limit=700.0, lost=0.0) for rank in live.feed.ranks
+    }
+    return list(live.feed.cards.values())
+
+
+def spin_on_cards(live: Live) -> None:
+    cards = with_cards(live)
+    live.step(20, storage=50 * MIB)
+    for card in cards:
+        card.utilization, card.power = 1.0, 152.0
+    live.step(60)
+
+
+def spin_on_cards_known_before(live: Live) -> None:
+    """What the cards take at rest is known from before the recording."""
+    cards = with_cards(live)
+    for card in cards:
+        card.utilization, card.power = 1.0, 152.0
+    live.step(2, storage=50 * MIB)
+    for words in list(live.daemon._timeline.cards.wanted()):
+        live.daemon._timeline.cards.recall(words, 122.0)
+    live.step(60)
+
+
+def lose_a_card(live: Live) -> None:
+    cards = with_cards(live)
+    live.step(20, storage=50 * MIB)
+    cards[1].lost = 1.0
+    live.step(5)
+
+
+def hang_the_driver(live: Live) -> None:
+    cards = with_cards(live)
+    live.step(20, storage=50 * MIB)
+    for card in cards:
+        card.answers = False
+    live.step(60)
+
+
 @pytest.mark.parametrize(
     ("happens", "last"),
     [
@@ -189,6 +232,10 @@ def spin(live: Live) -> None:
         (pause_us, ("stalled", "idle_wait", None)),
         (be_a_log_less_one, ("unknown", "no_evidence", None)),
         (spin, ("suspect", "busy_spin", None)),
+        (spin_on_cards, ("stalled", "gpu_spin", None)),
+        (spin_on_cards_known_before, ("stalled", "gpu_spin", None)),
+        (lose_a_card, ("failed", "gpu_lost", "TP1")),
+        (hang_the_driver, ("stalled", "driver_unresponsive", None)),
     ],
 )
 def test_a_recorded_run_replays_to_its_verdicts(
@@ -199,6 +246,23 @@ def test_a_recorded_run_replays_to_its_verdicts(
 
     assert live.replayed() == live.told
     assert live.told[-1] == last
+
+
+def test_idle_power_that_was_learned_is_recorded_and_what_is_not_known_is_not() -> None:
+    known, twin = Live(), Live()
+    spin_on_cards_known_before(known)
+    cards = with_cards(twin)
+    for card in cards:
+        card.utilization, card.power = 1.0, 152.0
+    twin.step(62)
+
+    assert '["gpu_resident_idle_power_watts",{"gpu":"GPU-TP0"},122]' in "".join(known.lines)
+    assert "gpu_resident_idle_power_watts" not in "".join(twin.lines)
+    assert twin.told[-1] == ("suspect", "gpu_spin", None)
+    for live, shown in ((known, [122.0, 122.0]), (twin, [])):
+        report = live.daemon.report
+        assert report is not None
+        assert [r.value for r in report.readings if r.signal == signals.GPU_IDLE_POWER] == shown
 
 
 def test_a_run_with_other_times_replays_with_them() -> None:

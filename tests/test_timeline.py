@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from feed import CardFigures, Counters, Feed, server
+from feed import CardFigures, Counters, Feed, Serving, server
 from stallwatch import signals
 from stallwatch.model import FRONTEND, Reading, Signal
 from stallwatch.timeline import FLOORS, MIB, MOST_COUNTERS, MOST_NOVEL_LINES
 from stallwatch.tracks import Track
+from stallwatch.verdict import gather
 
 READ = Counters()
 
@@ -840,6 +843,73 @@ def test_cards_of_a_server_nobody_knows_move_nobody() -> None:
 
     assert feed.now.moves == {}
     assert feed.timeline.of("other") is None
+
+
+def resting(**facts: Any) -> Feed:
+    """A server whose card takes 122 W and does nothing; nothing was judged yet."""
+    return Feed(cards={"TP0": CardFigures(memory_utilization=0.0, power=122.0, limit=700.0)}, **facts)
+
+
+def what_is_learned(feed: Feed, t: float) -> list[float | None]:
+    return [reading.value for reading in feed.timeline.cards.learned(t)]
+
+
+def test_what_a_card_takes_is_learned_while_a_start_is_not_silent() -> None:
+    """The last move is over a window ago before the 30 s are over: that may be a hang already."""
+    feed, twin = resting(), resting()
+    for each, moves_until in ((feed, 25.0), (twin, 0.0)):
+        each.look(0.0)
+        for t in range(5, 200, 5):
+            each.of["TP0"].storage += MIB if t <= moves_until else 0
+            each.cards["TP0"].utilization = 0.0 if t > 50 else 0.01
+            each.noise(t)
+            each.look(float(t))
+
+    assert what_is_learned(feed, 195.0) == [122.0]
+    assert what_is_learned(twin, 195.0) == []
+
+
+@pytest.mark.parametrize(("running", "expected"), [(0.0, [122.0]), (None, [122.0]), (1.0, [])])
+def test_what_a_card_takes_is_learned_of_a_server_that_is_idle(running: float | None, expected: list[float]) -> None:
+    feed = resting(serving=Serving(running=running, generated=5.0))
+    feed.look(0.0)
+    feed.tell(1.0, "ready")
+    feed.quiet_until(0.0, 100.0)
+
+    assert what_is_learned(feed, 100.0) == expected
+
+
+def test_a_server_that_does_not_answer_is_not_idle() -> None:
+    """Its demand is not known; a card of it at 0 % may wait in a collective all the same."""
+    feed = resting(serving=Serving(generated=5.0, timeouts=0.0))
+    feed.look(0.0)
+    feed.cards["TP0"].utilization = 0.01
+    feed.tell(1.0, "ready")
+    for t in range(5, 400, 5):
+        feed.serving.timeouts = (feed.serving.timeouts or 0.0) + 1.0
+        feed.cards["TP0"].utilization = 0.01 if t < 150 else 0.0
+        feed.look(float(t))
+        state = feed.verdict(float(t)).state
+
+    assert state != "idle"
+    assert what_is_learned(feed, 395.0) == []
+
+
+def test_who_used_cpu_is_known_by_name() -> None:
+    feed = at_rest(Feed())
+    for t in (15.0, 20.0, 25.0):
+        feed.of["TP1"].cpu += 5.0
+        feed.of["frontend"].cpu += 5.0
+        feed.processes(t)
+
+    assert feed.now.busy_at == {"TP1": 25.0}
+
+
+def test_a_call_into_the_driver_reaches_the_servers_without_a_card() -> None:
+    feed = at_rest(Feed())
+    for t, seconds in ((15.0, 0.0), (20.0, 61.0)):
+        feed.timeline.put([signals.GPU_CALL_IN_FLIGHT.read(seconds)], t, 5.0)
+        assert gather(feed.now, t, feed.thresholds).driver_hangs is (seconds > 60)
 
 
 def test_what_no_verdict_looks_at_is_not_kept() -> None:
