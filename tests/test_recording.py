@@ -170,6 +170,14 @@ def test_a_rank_may_be_tied_to_a_card_without_its_process() -> None:
     assert (signals.RANK_INFO.read(1.0, "s", "TP0", "", "GPU-0"),) == looks(["rank_info", labels, 1])
 
 
+def test_a_card_may_be_told_of_without_all_its_names() -> None:
+    labels = {"gpu": "GPU-0", "driver": "580.95.05"}
+
+    (reading,) = looks(["gpu_info", labels, 1])
+
+    assert reading == signals.GPU_INFO.read(1.0, "GPU-0", "", "", "", "580.95.05", "", "")
+
+
 def test_further_servers_may_come_later() -> None:
     found = read(HEADER, {"t": 3.0, "servers": [{"server": "late", "framework": "vllm"}]})[1]
 

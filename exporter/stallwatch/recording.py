@@ -37,14 +37,6 @@ ALSO_OTHER = ("pipe", "socket", "driver", "zombie")
 """Waits that read as `other`; two of them in one look are added."""
 
 NOT_COLLECTED: Mapping[str, tuple[str, ...]] = {
-    "gpu_info": ("gpu",),
-    "gpu_memory_total_bytes": ("gpu",),
-    "gpu_sm_activity_ratio": ("gpu",),
-    "gpu_sm_clock_hertz": ("gpu",),
-    "gpu_temperature_celsius": ("gpu",),
-    "gpu_recovery_action": ("gpu",),
-    "gpu_xid_errors_total": ("gpu", "xid"),
-    "gpu_xid_last_timestamp_seconds": ("gpu", "xid"),
     "node_shm_orphan_bytes": (),
     "server_deadline_timestamp_seconds": ("server", "clock"),
 }
@@ -58,7 +50,10 @@ IGNORED = (
 )
 """Accepted and not looked at: no evidence, but in data that was read back from Prometheus."""
 
-_OPTIONAL_LABELS = {"rank_info": frozenset(("pid", "gpu"))}
+_OPTIONAL_LABELS = {
+    "rank_info": frozenset(("pid", "gpu")),
+    "gpu_info": frozenset(("index", "name", "compute_capability", "driver", "pci_bus_id", "mig")),
+}
 _TEXTS = ("framework", "version", "model", "group", "speculative")
 _NUMBERS = {"nnodes": 1, "node_rank": 0, "tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1}
 """Key of a server -> the least number allowed."""
