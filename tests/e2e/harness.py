@@ -30,6 +30,8 @@ SAMPLE_SECONDS = 0.5
 TICK, WINDOW, STALL_AFTER, SUSPECT_AFTER = 0.5, 6.0, 20.0, 60.0
 LOOK = 0.5
 """Interval of the processes collector: how old what a tick knows may be."""
+GPU_LOOK = 0.5
+"""Interval of the gpu collector."""
 SLACK = 1.5
 """What a loaded machine with two cores may add to any moment, in seconds."""
 
@@ -40,7 +42,8 @@ two cores are busy with the servers under test does that now and then (the refus
 CONFIG = f"""\
 verdict: {{window: {WINDOW:g}s, stall_after: {STALL_AFTER:g}s, suspect_after: {SUSPECT_AFTER:g}s, \
 serve_stall_after: {STALL_AFTER:g}s}}
-intervals: {{tick: 500ms, processes: 500ms, threads: 1s, ports: 1s, logs: 200ms, health: 2s}}
+intervals: {{tick: 500ms, processes: 500ms, threads: 1s, ports: 1s, logs: 200ms, health: 2s, \
+gpu: {GPU_LOOK * 1000:g}ms, gpu_processes: 1s}}
 """
 """The shipped times divided by twelve (stall_after 4m -> 20s, suspect_after 15m -> 1m, window 60s -> 6s)."""
 
@@ -179,12 +182,14 @@ class Program:
 class StandIn(Program):
     """A stand-in server in a named condition, for at most four minutes."""
 
-    def __init__(self, condition: str, folder: Path, **settings: float) -> None:
+    def __init__(self, condition: str, folder: Path, cards: Path | None = None, **settings: float) -> None:
+        """`cards`: folder of the stand-in cards that the ranks hold."""
         self.port = free_port()
         self.log = folder / f"{condition}.log"
         self.name = f"sglang-{self.port}"
         command = [sys.executable, "-m", "stallwatch.drill.standin", condition, "--port", str(self.port)]
         command += ["--for", "4m", "--log", str(self.log)]
+        command += [] if cards is None else ["--cards", str(cards)]
         for key, value in settings.items():
             command += ["--set", f"{key}={value}"]
         super().__init__(command, folder / f"{condition}.out")
@@ -213,6 +218,7 @@ class Exporter(Program):
         config: str = CONFIG,
         command: Sequence[str] | None = None,
         prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -222,7 +228,7 @@ class Exporter(Program):
         base = list(command or [str(Path(sys.executable).with_name("stallwatch"))])
         base += ["serve", "--config.file", str(config_file)]
         base += ["--web.listen-address", f"127.0.0.1:{self.port}"]
-        super().__init__([*prefix, *base], folder / "stallwatch.log")
+        super().__init__([*prefix, *base], folder / "stallwatch.log", environment)
         self.watch = Watch(self.url)
 
     def wait_started(self) -> None:
