@@ -110,6 +110,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.is_caught_up = True
         self.faults: list[Xid | Lost] = []
         self.closed = False
 

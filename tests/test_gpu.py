@@ -302,13 +302,22 @@ def test_one_card_that_merely_fails_is_not_called_lost(node: GpuNode) -> None:
     assert lost(node) == {"GPU-0": "error", "GPU-1": 0.0}
 
 
-@pytest.mark.parametrize(("code", "reason"), [(18, "error"), (999, "error"), (4, "permission")])
+@pytest.mark.parametrize(("code", "reason"), [(18, "error"), (999, "error"), (15, "error"), (4, "permission")])
 def test_a_driver_that_refuses_as_a_whole_blinds_and_loses_nothing(node: GpuNode, code: int, reason: str) -> None:
     node.look()
     node.look(Answer(code=code))
 
     assert lost(node) == {"GPU-0": reason, "GPU-1": reason}
     assert node.source.incomplete
+
+
+@pytest.mark.parametrize("code", [15, 16])
+def test_when_one_lost_card_keeps_the_driver_from_counting_the_others_are_not_lost(node: GpuNode, code: int) -> None:
+    node.look()
+    node.kernel.faults = [Xid("0000:10:00.0", 79, None, 1.0)]
+    node.look(Answer(code=code))
+
+    assert lost(node) == {"GPU-0": 1.0, "GPU-1": "error"}
 
 
 def test_a_refusal_before_any_card_was_seen_is_counted(tmp_path: Path) -> None:
@@ -390,6 +399,23 @@ def test_another_fault_loses_no_card(node: GpuNode, code: int) -> None:
     node.look(HANGS)
 
     assert lost(node)["GPU-0"] == "driver_unresponsive"
+
+
+def test_faults_are_told_when_all_of_the_history_is_known_and_not_before(node: GpuNode) -> None:
+    """What was read of it later would look like faults that happened in between."""
+    node.kernel.is_caught_up = False
+    node.kernel.faults = [Xid("0000:10:00.0", 43, None, 1.0)]
+    node.look()
+    half = node.series("gpu_xid_errors_total")
+    node.kernel.is_caught_up = True
+    node.kernel.faults = [Xid("0000:10:00.0", 43, None, 9.0)]
+    node.look()
+    whole = node.series("gpu_xid_errors_total")
+    node.kernel.is_caught_up = False
+    node.look()
+
+    assert (half, whole) == ({}, {("GPU-0", "43"): 2})
+    assert node.series("gpu_xid_errors_total") == whole
 
 
 def test_the_driver_is_asked_for_xids_only_where_the_kernel_log_cannot_be_read(node: GpuNode) -> None:
@@ -492,6 +518,15 @@ def test_the_processes_of_a_split_card_are_on_its_instances(node: GpuNode) -> No
         "MIG-0-1": "instance",
     }
     assert {labels[0] for labels in node.series("gpu_unowned_memory_bytes")} == {"MIG-0-0", "MIG-0-1"}
+
+
+def test_a_card_that_is_split_later_has_no_processes_of_its_own_any_more(node: GpuNode) -> None:
+    node.look()
+    node.look(answer(card(0, None, mig="enabled"), instance(0, 0, [(100, 8 * GIB)])), seconds=30.0)
+
+    assert set(node.uses) == {GpuUse("MIG-0-0", 100), GpuUse("GPU-1", 101)}
+    assert ("GPU-0", "vllm-8000", "TP0") not in node.held()
+    assert node.unowned(0) == "nothing"
 
 
 def test_an_instance_that_was_removed_is_not_lost(node: GpuNode) -> None:

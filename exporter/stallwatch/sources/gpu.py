@@ -68,6 +68,9 @@ _REASONS: Mapping[int, str] = {
 _NO_ACCESS = frozenset((17, 999))
 """What opening a card gives when a control group forbids it."""
 
+_ONE_LOST = frozenset((15, 16))
+"""As the code of the whole: one card is lost, and the driver counts none; that says nothing of the others."""
+
 FORGET_SECONDS = 86400.0
 MOST_CARDS = 256
 OLD_LISTS = 3
@@ -100,6 +103,9 @@ class KernelFaults(Protocol):
 
     @property
     def reason(self) -> str | None: ...
+
+    @property
+    def is_caught_up(self) -> bool: ...
 
     def read(self, now: Moment) -> tuple[Xid | Lost, ...]: ...
 
@@ -164,6 +170,7 @@ class Gpu:
         self._proc = ProcFs(host.proc)
         self._owners = Owners(self._proc)
         self._faults = Faults()
+        self._knows_history = False  # the kernel log was read to its end once
         self._cards: dict[str, _Known] = {}
         self._told: set[tuple[str, tuple[str, ...]]] = set()  # what was said to be not supported
         self._joined: Mapping[str, Joined] = {}  # by uuid
@@ -185,6 +192,7 @@ class Gpu:
         stallwatch_gpu_memory_used_bytes{gpu="GPU-8f3b…"} 8.16e+10
         """
         self._faults.take(self._kernel.read(now))
+        self._knows_history = self._knows_history or self._kernel.is_caught_up or self._kernel.reason is not None
         wants_lists = now.monotonic >= self._lists_due
         answer = self._driver.ask(wants_lists, self._kernel.reason is not None)
         before, self.in_flight_since = self.in_flight_since, None
@@ -230,7 +238,9 @@ class Gpu:
             known = self._cards[card.uuid] = _Known(card, now)
         known.answer, known.answered_at = card, now
         known.figures.update(card.values)
-        if card.processes is not None:
+        if not known.has_lists:
+            known.listed, known.list_reason, known.holders = None, "", ()
+        elif card.processes is not None:
             known.listed, known.list_reason = self._owners.listed(card.processes, now), ""
         elif with_lists and "processes" in card.codes:
             known.list_reason = reason_of(card.codes["processes"])
@@ -244,7 +254,7 @@ class Gpu:
         if known.is_instance and any(self._is_card_of(known, uuid) for uuid in lost):
             return "gpu_lost"
         if answer.code:
-            return reason_of(answer.code)
+            return "error" if answer.code in _ONE_LOST else reason_of(answer.code)
         if known.uuid in silent:
             return silent[known.uuid]
         return next((reason_of(code) for index, code in answer.broken.items() if str(index) == known.index), "error")
@@ -284,7 +294,8 @@ class Gpu:
         self, answer: Answer | Unanswered | Absent, reasons: Mapping[str, str], scene: Scene, now: float
     ) -> Iterator[Reading]:
         yield self._in_flight(now)
-        yield from self._faults.readings()
+        if self._knows_history:  # else what is read next would seem to have happened in between
+            yield from self._faults.readings()
         if self._kernel.reason is not None:
             yield XID_ERRORS.missing(self._kernel.reason, UNKNOWN, UNKNOWN)
         if isinstance(answer, Answer):
@@ -329,7 +340,7 @@ class Gpu:
             yield from (signals.GPU_PROCESS_MEMORY.missing(reason, uuid, *holder) for holder in known.holders)
 
     def _held(self, known: _Known, now: float) -> Iterator[Reading]:
-        """Memory by rank, repeated from the last list until that is old.
+        """Memory by rank, repeated from the last list until that is old; once that who held some holds none.
 
         stallwatch_gpu_process_memory_bytes{gpu="GPU-8f3b…",server="vllm-8000",rank="TP3"} 8.02e+10
         """
@@ -344,7 +355,9 @@ class Gpu:
         sizes: dict[tuple[str, str], list[int | None]] = {}
         for row, owner in joined.owners:
             sizes.setdefault((owner.server, owner.rank), []).append(row.bytes)
+        gone = [holder for holder in known.holders if holder not in sizes]
         known.holders = tuple(sizes)
+        yield from (signals.GPU_PROCESS_MEMORY.missing("vanished", known.uuid, *holder) for holder in gone)
         for holder, found in sizes.items():
             if None in found:  # never a partial sum
                 yield signals.GPU_PROCESS_MEMORY.missing("not_supported", known.uuid, *holder)

@@ -69,19 +69,19 @@ class _People:
             for process in server.processes:
                 self.members[process.id.pid] = Owner(server.name, process.label, process)
 
-    def owner(self, pid: int, identity: ProcessId | None) -> Owner | None:
-        """Who has this PID, if it is still the same process; None = nobody has it."""
-        member = self.members.get(pid)
+    def owner(self, listed: ProcessId) -> Owner | None:
+        """Whom a process belongs to; None when it is over, also if another one has its PID now."""
+        member = self.members.get(listed.pid)
         if member is not None and member.process is not None:
-            return member if identity in (None, member.process.id) else None
-        if pid not in self._found:
-            self._found[pid] = self._look(pid, identity)
-        return self._found[pid]
+            return member if member.process.id == listed else None
+        if listed.pid not in self._found:
+            self._found[listed.pid] = self._look(listed)
+        return self._found[listed.pid]
 
-    def _look(self, pid: int, identity: ProcessId | None) -> Owner | None:
+    def _look(self, listed: ProcessId) -> Owner | None:
         """A process that is no rank: what it holds belongs to the member that started it, else to a stranger."""
-        stat = user_process(self.proc, pid)
-        if stat is None or (identity is not None and stat.id != identity):
+        stat = user_process(self.proc, listed.pid)
+        if stat is None or stat.id != listed:
             return None
         for _ in range(MOST_ANCESTORS):
             if stat is None or stat.ppid <= 1:
@@ -156,9 +156,8 @@ class Owners:
 
 def _resolve(people: _People, listed: CardList) -> Iterator[tuple[Row, Owner | None]]:
     for row in listed.rows:
-        identity = listed.identity.get(row.pid)
-        known = identity is not None or row.pid in people.members
-        yield row, people.owner(row.pid, identity) if known else None
+        process = listed.identity.get(row.pid)
+        yield row, None if process is None else people.owner(process)
 
 
 def _inner(listed: CardList, inner: Mapping[int, Owner]) -> Joined:
