@@ -320,9 +320,10 @@ class Nvml:
 
     def close(self) -> None:
         """End every helper; one that hangs in the driver ends by itself when its call returns."""
+        if self._closed:
+            return
         self._closed = True
-        with suppress(OSError):
-            os.eventfd_write(self._closing, 1)
+        os.eventfd_write(self._closing, 1)
         if not self._lock.acquire(timeout=_CLOSE_SECONDS):
             return  # whoever asks still has it; the end of our process closes the pipes
         try:
@@ -333,9 +334,7 @@ class Nvml:
             while self._ending and time.monotonic() < until:
                 self._ending = [helper for helper in self._ending if not helper.is_gone(now)]
                 time.sleep(0.005)
-            with suppress(OSError):
-                os.close(self._closing)
-            self._closing = -1
+            os.close(self._closing)
         finally:
             self._lock.release()
 
@@ -384,8 +383,8 @@ class Nvml:
             if now - first.asked >= SECOND_SECONDS:
                 self._try_second("overdue", request, now)
         elif second.asked is not None and now - second.asked >= KILL_SECONDS:
-            first.told_to_end = now - KILL_SECONDS  # both have had their time: make room for another
             self._end_first(now)
+            first.told_to_end = now - KILL_SECONDS  # both have had their time: make room for another
         return None
 
     def _look_at_second(self, request: bytes, tried: Answer | None, now: float) -> None:
