@@ -10,7 +10,8 @@ import pytest
 from gpu_node import GIB, VALUES, GpuNode, answer, card, instance, silent
 from stallwatch.config import Config, Intervals
 from stallwatch.model import READ_REASONS, GpuUse, Process, ProcessId
-from stallwatch.sources.gpu import FIGURES, FORGET_SECONDS, reason_of
+from stallwatch.sources.gpu import FIGURES, FORGET_SECONDS, MOST_CARDS, reason_of
+from stallwatch.sources.gpu_faults import MOST_SERIES
 from stallwatch.sources.nvml_child import Absent, Answer, Unanswered
 from stallwatch.sources.xid import Lost, Xid
 
@@ -267,6 +268,16 @@ def test_a_lost_card_stays_known_for_a_day_and_comes_back(node: GpuNode) -> None
     assert lost(node) == {"GPU-1": 0.0}
 
 
+def test_there_is_a_limit_to_cards_that_are_remembered(node: GpuNode) -> None:
+    """MIG instances get a new name each time they are made; the card they are of may be silent meanwhile."""
+    older = [instance(0, number) for number in range(100)]
+    newer = [instance(0, number) for number in range(100, 100 + MOST_CARDS)]
+    node.look(answer(*older))
+    node.look(answer(*newer))
+
+    assert lost(node) == {f"MIG-0-{number}": 0.0 for number in range(100, 100 + MOST_CARDS)}
+
+
 def test_only_the_last_one_of_all_is_kept_for_a_day(node: GpuNode) -> None:
     node.look()
     node.look(Absent("driver"), seconds=FORGET_SECONDS)
@@ -354,6 +365,15 @@ def test_a_fault_of_a_card_that_has_not_answered_finds_its_name_later(node: GpuN
 
     assert before == {("unknown", "119"): 1}
     assert node.series("gpu_xid_errors_total") == {("GPU-0", "119"): 1}
+
+
+def test_there_is_a_limit_to_kinds_of_faults(node: GpuNode) -> None:
+    node.kernel.faults = [Xid("0000:10:00.0", code, None, 1.0) for code in range(1, MOST_SERIES + 9)]
+    node.kernel.faults += [Xid("0000:10:00.0", 1, None, 2.0)]
+    node.look()
+
+    found = node.series("gpu_xid_errors_total")
+    assert (len(found), found["GPU-0", "1"]) == (MOST_SERIES, 2)
 
 
 def test_a_fault_of_a_lost_card_keeps_its_name(node: GpuNode) -> None:

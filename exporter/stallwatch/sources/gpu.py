@@ -81,7 +81,7 @@ _LIST_CALL = "RunningProcesses"
 _EARLY = 0.1
 """Share of an interval by which a list may be early, so that a little jitter does not put it off by a whole cycle."""
 
-_COHERENT = ("GH200", "GB200", "GB300")
+_COHERENT = ("GH200", "GB200", "GB300", "GB10", "Thor", "Orin")
 """Cards whose memory is the system's too: it stays in use after its process ended, and is no leak."""
 
 
