@@ -57,7 +57,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_shapes": "frameworks sources.log_text",
     "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.log_guard"
     " sources.log_mounts sources.procfs",
-    "sources.log_tail": "model",
+    "sources.log_tail": "model sources.log_earlier",
     "sources.log_text": "frameworks",
     "sources.log_times": "",
     "sources.log_mounts": "",

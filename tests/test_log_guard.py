@@ -271,6 +271,24 @@ def test_a_log_on_fuse_is_not_kept_open_and_read_on_where_it_was(kind: str, node
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_log_on_fuse_that_was_moved_aside_is_read_to_its_end_under_its_new_name(node: Node, far: Far) -> None:
+    node.mount(TABLE, "fuse.sshfs")
+    node.mounts.refresh(LOOK_SECONDS)
+    before = set(os.listdir("/proc/self/fd"))
+    far.read()
+    with far.path.open("ab") as file:
+        file.write(b"last\n")
+    far.path.rename(f"{far.path}.1")
+    far.path.write_bytes(b"new\n")
+
+    read = b"".join(far.read() for _ in range(3))
+
+    assert read == b"last\nnew\n"
+    assert len(far.parts) == 2
+    assert (far.tail.rotations, far.tail.truncations, far.tail.reason) == (1, 0, None)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_an_empty_log_on_fuse_is_no_rotation_of_itself(node: Node, far: Far) -> None:
     node.mount(TABLE, "fuse.sshfs")
     node.mounts.refresh(LOOK_SECONDS)

@@ -216,6 +216,84 @@ def test_of_three_rotations_between_two_looks_the_first_and_the_last_file_are_re
     assert reader.tail.rotations == 1
 
 
+ORDERS = {
+    "numbers": ("{log}.2", "{log}.1"),
+    "dates": ("{log}-20260601", "{log}-20260602"),
+    "times": ("{log}.2026-06-02_08-00-00", "{log}.2026-06-02_09-00-00"),
+    "within": ("server-20260601.log", "server-20260602.log"),
+    "kubelet": ("{log}.20260602-080000", "{log}.20260602-090000"),
+}
+"""Names of the file that was open and of the one after it."""
+
+
+def rotate_twice(log: Path, names: tuple[str, ...]) -> list[Path]:
+    """Between two looks: the file that was open, the one that came and went, and a new one at the path."""
+    moved = [log.parent / name.format(log=log.name) for name in names]
+    append(log, b"end\n")
+    log.rename(moved[0])
+    log.write_bytes(b"between\n")
+    log.rename(moved[1])
+    log.write_bytes(b"new\n")
+    return moved
+
+
+@pytest.mark.parametrize("names", ORDERS.values(), ids=ORDERS)
+def test_what_came_and_went_between_two_looks_is_read_where_the_names_show_its_place(
+    names: tuple[str, ...], log: Path, reader: Reader
+) -> None:
+    rotate_twice(log, names)
+
+    reader.read()
+    append(log, b"more\n")
+    reader.read()
+
+    assert reader.parts == [b"first\nend\n", b"between\n", b"new\nmore\n"]
+    assert reader.counts() == (2, 0, 0)
+
+
+def test_ten_rotations_between_two_looks_are_read_in_bounded_steps(log: Path, reader: Reader) -> None:
+    log.rename(log.with_name("server.log.10"))
+    for number in range(9, 0, -1):
+        log.with_name(f"server.log.{number}").write_bytes(b"%d\n" % number)
+    log.write_bytes(b"new\n")
+
+    steps = [reader.read(3) for _ in range(12)]
+
+    assert b"".join(steps) == b"9\n8\n7\n6\n5\n4\n3\n2\n1\nnew\n"
+    assert max(map(len, steps)) <= 3
+    assert reader.counts() == (10, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["foreign names", "packed", "two kinds", "apart", "a link", "of another user"])
+def test_what_may_be_of_another_log_is_no_part_of_this_one(
+    how: str, log: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"foreign names": ("{log}.a", "{log}.b"), "two kinds": ("{log}.2", "{log}-20260602")}
+    between = rotate_twice(log, names.get(how, ORDERS["numbers"]))[1]
+    if how == "packed":
+        between.rename(f"{between}.gz")
+    elif how == "a link":
+        between.rename(log.with_name("other"))
+        between.symlink_to("other")
+    elif how == "apart":
+        reader.tail.is_apart = lambda path: path == str(between)
+    elif how == "of another user":
+        reader.tail.owner, real = 1, os.lstat
+
+        def lstat(path: str) -> os.stat_result:
+            fields = list(real(path))
+            fields[4] = 2 if os.path.basename(path) == between.name else 1
+            return os.stat_result(fields)
+
+        monkeypatch.setattr(os, "lstat", lstat)
+        monkeypatch.setattr(LogTail, "_check", lambda tail, status: None)
+
+    reader.read()
+
+    assert b"".join(reader.parts) == b"first\nend\nnew\n"
+    assert reader.tail.rotations == 1
+
+
 def test_a_rotated_log_that_is_far_behind_is_read_in_bounded_steps_before_its_successor(
     log: Path, reader: Reader
 ) -> None:

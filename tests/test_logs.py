@@ -636,6 +636,63 @@ def test_another_log_in_the_place_of_the_old_one_is_told_from_its_beginning(how:
     assert {event.rank for event in events(after.read())} == {"TP5"}
 
 
+@pytest.fixture
+def named(node: Node) -> Node:
+    """A log named in the configuration, of which three lines were told."""
+    node.source.seal = seal
+    node.write("[2026-06-02 08:00:10 TP0] Load weight end.\n[2026-06-02 08:00:11 TP1] Load weight end.\n")
+    patterned(node, "stdout")
+    assert len(events(node.read())) == 3
+    return node
+
+
+def moved_while_away(node: Node) -> Node:
+    """Written to once more, moved aside, then another file, moved aside too, and a third at the path."""
+    after = restarted(node)
+    node.write("[2026-06-02 08:00:12 TP2] Load weight end.\n")
+    (node.folder / "stdout").rename(node.folder / "stdout.2")
+    node.write("[2026-06-02 08:00:13 TP3] Load weight end.\n", "stdout.1")
+    node.write("[2026-06-02 08:00:14 TP4] Load weight end.\n")
+    return after
+
+
+def test_a_log_that_was_moved_aside_while_we_were_down_goes_on_where_it_was(named: Node) -> None:
+    after = moved_while_away(named)
+    named.write("[2026-06-02 07:00:00 TP7] Load weight end.\n", "stdout.7")  # read and told long ago
+
+    seen = after.read()
+
+    assert [event.rank for event in events(seen)] == ["TP2", "TP3", "TP4"]
+    assert lines_of(seen) == {("stdout",): 6.0}
+    assert values(seen, "log_events_total")["load_end",] == 5.0
+    assert events(after.read()) == []
+
+
+@pytest.mark.parametrize("how", ["written anew", "not kept", "never told"])
+def test_a_file_that_is_not_known_to_be_the_logs_is_no_part_of_it(how: str, named: Node) -> None:
+    after = moved_while_away(named)
+    if how == "written anew":  # an inode that is used again
+        (named.folder / "stdout.2").write_text("[2026-06-02 07:00:00 TP7] Load weight end.\n" * 9)
+    elif how == "not kept":
+        after.source.seal = None
+    else:
+        after.source.told_before = lambda server, log, file: None
+
+    seen = after.read()
+
+    assert [event.rank for event in events(seen)] == ["TP4"]
+    assert lines_of(seen) == {("stdout",): 1.0}
+
+
+def test_files_that_a_pattern_finds_under_their_new_names_are_read_once(named: Node) -> None:
+    after = moved_while_away(named)
+    patterned(after, "stdout*")
+
+    seen = after.read()
+
+    assert lines_of(seen) == {("stdout",): 1.0, ("stdout.1",): 1.0, ("stdout.2",): 4.0}
+
+
 def test_how_far_the_logs_are_told_is_known_for_the_turn_that_was_taken(watched: Node) -> None:
     first, taken = known(watched), watched.monotonic
     watched.write("[2026-06-02 08:00:12 TP2] Load weight end.\n")

@@ -1,10 +1,12 @@
-"""What a container's log held before it was rotated: the runtime moves the file aside, then packs it.
+"""What a log held before it was rotated: a runtime, or logrotate, moves the file aside, then packs it.
 
     <id>-json.log.2.gz  <id>-json.log.1  <id>-json.log                          Docker
     0.log.20260602-080000.gz  0.log.20260602-090000  0.log                      kubelet
     <id>-json-2026-06-02T08-00-00.000.log  <id>-json.log                        nerdctl
+    server.log.2  server.log-20260602  server-20260602.log  server.log          others
 
-Found by name in the file's own folder; files of another start of the container are older than the server.
+Found by name in the file's own folder; files of another start of the container are older than the server.  Of a log
+that no runtime wrote a file of before counts only where it is known by device and inode: names alone prove nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ _OF_A_RUNTIME = re.compile(r"/[0-9a-f-]{32,66}-json\.log|/(?:pods|crio)/[^/]+/(?
 _DOCKER = re.compile(r"\.(?P<age>\d{1,6})(?:\.gz)?")
 _KUBELET = re.compile(r"\.(?P<time>\d{8}-\d{6})(?:\.gz)?")
 _NERDCTL = re.compile(r"-(?P<time>\d{4}-\d\d-\d\dT[\d.:-]{5,30})\.log(?:\.gz)?")
+
+_NUMBER = re.compile(r"[.-](?P<number>\d{1,3})")
+_TIME = re.compile(r"[._-](?P<time>\d{4}-?\d\d-?\d\d(?:[T_-]?[\d:.-]{2,24})?)")
 
 Identity = tuple[int, int]
 
@@ -63,6 +68,48 @@ def earlier_files(path: str, since: float, current: Identity | None) -> list[Ear
         if age not in found or found[age].path.endswith(".gz"):  # while it is packed both are there
             found[age] = Earlier(os.path.join(folder, other), identity, status.st_mtime)
     return [found[age] for age in sorted(found)][-MOST_FILES:]
+
+
+def moved_aside(path: str, owner: int | None = None) -> dict[str, list[Earlier]]:
+    """What a log that no runtime wrote may have been moved to, by the kind of its name, oldest first; none is packed.
+
+    `owner`: only files of that user or of root.
+    """
+    folder, name = os.path.split(path)
+    found: dict[str, list[tuple[str, Earlier]]] = {}
+    for other in _names(folder):
+        if (order := _order(name, other)) is None:
+            continue
+        try:
+            status = os.lstat(os.path.join(folder, other))
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode) and (owner is None or status.st_uid in (0, owner)):
+            file = Earlier(os.path.join(folder, other), (status.st_dev, status.st_ino), status.st_mtime)
+            found.setdefault(order[0], []).append((order[1], file))
+    return {kind: [file for _, file in sorted(files, key=lambda pair: pair[0])] for kind, files in found.items()}
+
+
+def next_in_line(path: str, file: Identity, owner: int | None = None) -> Earlier | None:
+    """The file that was moved aside right after a known one; None when that one is not there, or was the last."""
+    for files in moved_aside(path, owner).values():
+        for index, one in enumerate(files[:-1]):
+            if one.identity == file:
+                return files[index + 1]
+    return None
+
+
+def _order(name: str, other: str) -> tuple[str, str] | None:
+    """Kind of a name, and what sorts the oldest of its kind first; None for the name of something else."""
+    stem, dot, ending = name.rpartition(".")
+    inside = other.removesuffix(dot + ending).removeprefix(stem) if stem and other.startswith(stem) else ""
+    behind = other.removeprefix(name) if other.startswith(name) else ""
+    for place, rest in (("behind", behind), ("inside", inside if other.endswith(dot + ending) else "")):
+        if match := _NUMBER.fullmatch(rest):
+            return f"number {place}", f"{999 - int(match['number']):03}"
+        if match := _TIME.fullmatch(rest):
+            return f"time {place}", re.sub(r"\D", "", match["time"])
+    return None
 
 
 def _names(folder: str) -> list[str]:

@@ -192,7 +192,7 @@ class GuardedTail(LogTail):
         if mount is None and self._far is None:
             return super().read(most_bytes)
         if self._far is None:
-            self._far = LogTail(self.path, owner=self.owner)
+            self._far = LogTail(self.path, owner=self.owner, is_apart=self.is_apart)
             self._take_over(self, self._far)
         if self._job is None:  # else it is still the one that is waited for
             self._mount = mount or self._mount

@@ -14,10 +14,15 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .log_earlier import moved_aside, next_in_line
+
 CHUNK_BYTES = 1 << 18
+MOST_ROTATIONS = 64
+"""Files that one read goes through, one after the other."""
 FINGERPRINT_BYTES = 1024
 """The first bytes of a file tell whether it was truncated and has grown again beyond what was read."""
 
@@ -93,12 +98,14 @@ class LogTail:
     `boundary` is called when the next bytes belong to another file, or to the same one written anew.
     Counters only grow: `bytes_read`, `rotations`, `truncations`, `errors`.  `backlog` is what a bounded read
     left for the next one; `found` the size of the first file when it was opened (bytes, None before);
-    `modified` the file's last change (Unix seconds).  `owner`: see model.LogPlace.
+    `modified` the file's last change (Unix seconds).  `owner`: see model.LogPlace.  `is_apart`: whether a path in the
+    same folder is followed as a log of its own, so that it is not taken for a part of this one.
     """
 
     path: str
     boundary: Callable[[], None] = lambda: None
     owner: int | None = None
+    is_apart: Callable[[str], bool] = lambda path: False
     bytes_read: int = 0
     rotations: int = 0
     truncations: int = 0
@@ -109,6 +116,7 @@ class LogTail:
     reason: str | None = None
     _file: _Open | None = field(default=None, repr=False)
     _before: _Open | None = field(default=None, repr=False)  # closed; what is opened next may go on where it ended
+    _rests: bool = field(default=False, repr=False)  # it was closed before it was known to be read to its end
 
     @property
     def far_mount(self) -> str | None:
@@ -130,23 +138,16 @@ class LogTail:
 
         With the identity it tells, also in another process, whether the file still holds what was read.
         """
-        if self._file is None:
-            return None
-        begin = max(0, offset - FINGERPRINT_BYTES)
-        try:
-            head = os.pread(self._file.descriptor, min(FINGERPRINT_BYTES, offset), 0)
-            last = os.pread(self._file.descriptor, offset - begin, begin)
-        except OSError:
-            return None
-        return seal("mark", head, last) if len(last) == offset - begin else None
+        return None if self._file is None else _mark(self._file.descriptor, offset, seal)
 
     def read(self, most_bytes: int) -> Iterator[bytes]:
         """What was written since the last call, in chunks, at most `most_bytes`.
 
-        A renamed file is read to its end before its successor is opened.
+        A renamed file is read to its end before its successor is opened; of several rotations since the last look
+        every file, as far as the names in the folder show which one followed which.
         """
         left = most_bytes
-        for _ in range(2):  # the file, and its successor
+        for _ in range(MOST_ROTATIONS):
             successor = self._look()
             if self._file is None:
                 return
@@ -155,7 +156,7 @@ class LogTail:
                 yield chunk
             if self.backlog or not successor or left <= 0 or self._file is None:
                 return
-            self._leave()
+            self._follow_on(self._file)
 
     def close(self) -> None:
         if self._file is not None:
@@ -163,9 +164,10 @@ class LogTail:
             self._file = None
 
     def rest(self) -> None:
-        """Keep nothing open until the next read, which goes on where this one ended."""
+        """Keep nothing open until the next read, which goes on where this one ended, also where it was moved aside."""
         if self._file is not None:
             self._leave()
+            self._rests = True
 
     def _look(self) -> bool:
         """Open what is to be read; whether another file stands at the path by now."""
@@ -177,19 +179,46 @@ class LogTail:
         if self._file is not None:
             self.reason = None
             return (found.st_dev, found.st_ino) != self._file.identity and stat.S_ISREG(found.st_mode)
+        if self._woke_elsewhere((found.st_dev, found.st_ino)):
+            return True
         try:
-            self._file = self._opened(found)
+            self._file = self._opened(found, self.path)
             self.reason = None
         except OSError as error:
             self._fail(error)
         return False
 
-    def _opened(self, found: os.stat_result) -> _Open:
+    def _woke_elsewhere(self, at_path: Identity) -> bool:
+        """Whether the file that was at rest was moved aside meanwhile, and is open again under its new name."""
+        before, was_at_rest, self._rests = self._before, self._rests, False
+        if before is None or not was_at_rest or before.identity == at_path:
+            return False
+        files = (file for files in moved_aside(self.path, self.owner).values() for file in files)
+        moved = next((file for file in files if file.identity == before.identity), None)
+        if moved is None or self.is_apart(moved.path):
+            return False
+        with suppress(OSError):
+            self._file = self._opened(os.lstat(moved.path), moved.path, moved.identity)
+            self.reason = None
+        return self._file is not None
+
+    def _follow_on(self, file: _Open) -> None:
+        """Leave a file that was replaced and is read to its end for the one that came next."""
+        after = next_in_line(self.path, file.identity, self.owner)
+        self._leave()
+        if after is not None and not self.is_apart(after.path):
+            with suppress(OSError):  # it is gone, or another one by now: the file at the path comes next
+                self._file = self._opened(os.lstat(after.path), after.path, after.identity)
+
+    def _opened(self, found: os.stat_result, path: str, identity: Identity | None = None) -> _Open:
         self._check(found)
-        descriptor = os.open(self.path, _FLAGS if self.owner is None else _FLAGS | os.O_NOFOLLOW)
+        follows_links = self.owner is None and identity is None
+        descriptor = os.open(path, _FLAGS if follows_links else _FLAGS | os.O_NOFOLLOW)
         opened = os.fstat(descriptor)
         try:
             self._check(opened)
+            if identity is not None and (opened.st_dev, opened.st_ino) != identity:
+                raise FileNotFoundError(errno.ENOENT, "another file")
             file = _Open(descriptor, (opened.st_dev, opened.st_ino))
             file.begin(opened.st_size)
             file = self._continued(file)
@@ -258,6 +287,30 @@ class LogTail:
         """Close a file that was replaced and is read to its end, or whose handle is worth nothing any more."""
         self._before = self._file
         self.close()
+
+
+def mark_in(path: str, file: Identity, offset: int, seal: Callable[..., str]) -> str | None:
+    """As LogTail.mark, of a file that is not followed; None when it is another one or cannot be read."""
+    try:
+        descriptor = os.open(path, _FLAGS | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        is_it = stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == file
+        return _mark(descriptor, offset, seal) if is_it else None
+    finally:
+        os.close(descriptor)
+
+
+def _mark(descriptor: int, offset: int, seal: Callable[..., str]) -> str | None:
+    begin = max(0, offset - FINGERPRINT_BYTES)
+    try:
+        head = os.pread(descriptor, min(FINGERPRINT_BYTES, offset), 0)
+        last = os.pread(descriptor, offset - begin, begin)
+    except OSError:
+        return None
+    return seal("mark", head, last) if len(last) == offset - begin else None
 
 
 def _first_data(descriptor: int, size: int) -> int:

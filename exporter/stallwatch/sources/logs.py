@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from ..frameworks import Framework
@@ -31,12 +32,12 @@ from . import Host, Moment
 from .journal import PLACE as JOURNAL
 from .journal import JournalTail
 from .log_decode import Part, StreamUnwrapper
-from .log_earlier import CHUNK_BYTES, Earlier, earlier_files, is_runtimes, read_earlier
+from .log_earlier import CHUNK_BYTES, Earlier, earlier_files, is_runtimes, moved_aside, read_earlier
 from .log_guard import Guards, Questions
 from .log_lines import Batch, Hit, LogScanner
 from .log_mounts import Mounts
 from .log_places import LogPlaces
-from .log_tail import FolderWatch, Identity, LogTail
+from .log_tail import FolderWatch, Identity, LogTail, mark_in
 from .log_times import seconds_between
 
 READ_BYTES = 32 << 20
@@ -285,6 +286,7 @@ class _ServerLogs:
 
     root: ProcessId
     places: LogPlaces
+    wanted: tuple[LogPlace, ...] = ()  # places and patterns, as configured
     logs: dict[str, _Log] = field(default_factory=dict)
     before: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)  # of closed ones: place -> log -> counts
     events_before: Counter[str] = field(default_factory=Counter)
@@ -306,6 +308,11 @@ class _ServerLogs:
         taken = {name for name in self.logs if name != place.name}
         taken |= {voice.name for name, log in self.logs.items() if name != place.name for voice in log.voices.values()}
         return f"{place.name}-{stream}" if stream in taken else stream
+
+    def is_found(self, path: str) -> bool:
+        """Whether a path is one that a pattern or a folder of the configuration stands for."""
+        named = [place.path for place in self.wanted if place.owner is not None]
+        return any(fnmatchcase(path, one) or os.path.dirname(path) == one.rstrip("/") for one in named)
 
     def close(self) -> None:
         for log in self.logs.values():
@@ -435,7 +442,8 @@ class Logs:
 
     def _arrange(self, logs: _ServerLogs, server: Server, at: float) -> Iterator[Reading]:
         """Open and close logs so that they are those of the server's places, each file once."""
-        places = _distinct(logs.places.files(tuple(map(self._rooted, server.logs)), at))
+        logs.wanted = tuple(map(self._rooted, server.logs))
+        places = _distinct(logs.places.files(logs.wanted, at))
         restarted = logs.root != server.root
         logs.root = server.root
         for name in list(logs.logs):
@@ -465,6 +473,7 @@ class Logs:
             tail = JournalTail(place.path, server.started_at, lambda: self._now, root=self._root)
         else:
             tail = self._guards.tail(place.path, place.owner)
+            tail.is_apart = logs.is_found
         return _Log(
             place, tail, lambda: LogScanner(framework, self._limits), lambda stream: logs.name_of(place, stream)
         )
@@ -549,8 +558,9 @@ class Logs:
             log.tail.told = log.told
 
     def _look_back(self, log: _Log, server: Server) -> None:
-        """Once the log of a container is open: what of this start was moved aside before we came."""
-        if not isinstance(log.tail, LogTail) or not is_runtimes(log.place.path):
+        """Once a log is open: what was moved aside before we came, of a container's log since its server began."""
+        is_named = log.place.owner is not None and self.seal is not None and not log.told
+        if not isinstance(log.tail, LogTail) or not (is_named or is_runtimes(log.place.path)):
             log.earlier = []
             return
         if log.tail.identity is None:
@@ -559,17 +569,37 @@ class Logs:
         if (file := log.tail.identity) is None:
             return
         path, mount, asked = log.place.path, log.tail.far_mount, f"earlier {server.name} {log.place.path}"
-        log.earlier = self._far.ask(asked, mount, lambda: earlier_files(path, server.started_at, file))
+        if is_runtimes(path):
+            log.earlier = self._far.ask(asked, mount, lambda: earlier_files(path, server.started_at, file))
+        else:
+            log.earlier = self._far.ask(asked, mount, lambda: self._moved_while_away(log, server))
         if log.earlier is None:
             return
         if mount is not None:
             self._far.forget([asked])
             log.chunks_of = lambda earlier: self._guards.chunks(mount, read_earlier(earlier))
+        if not is_runtimes(path):
+            return
         is_told = bool(log.told)
         for earlier in reversed(log.earlier):
             before = self.told_before(server, log.place.name, earlier.identity)
             earlier.told = ALL if is_told else before[0] if before else 0
             is_told = is_told or before is not None
+
+    def _moved_while_away(self, log: _Log, server: Server) -> list[Earlier]:
+        """The file that was followed before a restart of ours, under another name by now, and those that came after.
+
+        It is known by device, inode and mark.  Where it is followed under that name there is nothing to do.
+        """
+        is_apart = self._servers[server.name].is_found
+        for files in moved_aside(log.place.path, log.place.owner).values():
+            for index, file in enumerate(files):
+                told, mark = self.told_before(server, log.place.name, file.identity) or (0, "")
+                if not told or self.seal is None or mark_in(file.path, file.identity, told, self.seal) != mark:
+                    continue
+                file.told = told
+                return [] if any(is_apart(one.path) for one in files[index:]) else files[index:]
+        return []
 
     def _note_places(self, now: Moment) -> None:
         """Keep how far every log is read as of this turn: the daemon takes the results of a turn later."""
