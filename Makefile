@@ -3,20 +3,22 @@
 #   make run ARGS='--web.listen-address 127.0.0.1:10077'    the exporter
 #   make test     unit tests                     make check    format, lint, types, alert rules
 #   make e2e      real processes and services    make bench    ratios against other exporters
+#   make hardware                                the GPU collector against a real driver (docs/HARDWARE.md)
 
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+HARDWARE_ARGS ?=
 PYTEST_ARGS ?=
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
 LINTED := exporter tests bench
 
-.PHONY: run test check e2e bench clean help
+.PHONY: run test check e2e bench hardware clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,5p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,6p
 
 run: $(VENV)/.installed
 	$(BIN)/stallwatch serve $(ARGS)
@@ -39,6 +41,9 @@ e2e: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	@for name in scan memory gpu wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done
+
+hardware: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m hardware.run $(HARDWARE_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist exporter/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
