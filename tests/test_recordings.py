@@ -51,9 +51,6 @@ TOO_EARLY_SECONDS = 5.0
 WITHOUT_NOISE = {"frozen"}
 """Stuck servers that do not even do what stuck ones do: no process of a frozen cgroup runs."""
 
-NOT_HERE = {"gpu_spin", "gpu_lost", "driver_unresponsive"}
-"""Reasons that no recording ends with yet."""
-
 
 def misses_of(truth: Truth) -> list[str]:
     return misses(truth, play(truth.case).outcome)
@@ -70,11 +67,11 @@ def test_the_verdict_is_the_true_one(case: str) -> None:
 @pytest.mark.parametrize("case", [truth.case for truth in TRUTH.values() if truth.kind == "page" and truth.by])
 def test_no_page_from_silence_comes_before_its_time(case: str) -> None:
     """A page that a reading of the very moment of the last progress could make would be luck."""
-    result, certain = play(case).outcome, ("rank_dead", "exited", "fatal_log", "out_of_memory")
+    result, certain = play(case).outcome, DEATHS
     window, stall_after = Thresholds().window, Thresholds().stall_after
 
     for change in result.changes:
-        if change["state"] not in PAGES or result.silent_at is None or change["reason"] in certain:
+        if change["state"] not in PAGES or result.silent_at is None or change["reason"] in (*certain, "fatal_log"):
             continue
         least = window if change["reason"] == "stopped" else min(stall_after, Thresholds().serve_stall_after)
         if change["phase"] != "ready" and change["reason"] != "stopped":
@@ -118,7 +115,7 @@ def test_the_table_has_every_case_and_its_words_exist() -> None:
     assert set(TRUTH) == set(CASES)
     assert {truth.kind for truth in TRUTH.values()} == {"page", "warn", "never"}
     assert {truth.state for truth in TRUTH.values()} <= set(STATES)
-    assert {truth.reason for truth in TRUTH.values()} == set(REASONS) - NOT_HERE
+    assert {truth.reason for truth in TRUTH.values()} == set(REASONS)
 
 
 @pytest.mark.parametrize("case", HANGS)
@@ -151,7 +148,7 @@ def test_thirty_reports_are_played() -> None:
 # --- the recordings ----------------------------------------------------------------------------------------
 
 
-DEATHS = ("rank_dead", "exited", "out_of_memory")
+DEATHS = ("rank_dead", "exited", "out_of_memory", "gpu_lost")
 STUCK = [case for case in HANGS if case not in WITHOUT_NOISE and TRUTH[case].reason not in DEATHS]
 
 

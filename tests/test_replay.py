@@ -463,6 +463,16 @@ def test_a_start_that_is_told_late_is_the_one_that_was_seen() -> None:
     assert (timeline.anchor, timeline.startup.phase) == (0.0, "loading_weights")
 
 
+def test_a_process_of_no_known_server_on_a_card_is_no_server(tmp_path: Path) -> None:
+    """It is recorded with empty names: that somebody else is on the card decides whether it speaks for the server."""
+    scribe = Scribe()
+    scribe.looks(0.0, 20.0, also=[["gpu_process_memory_bytes", {"gpu": "GPU-0", "server": "", "rank": ""}, 5e9]])
+    path = tmp_path / "tenant.jsonl"
+    path.write_bytes(b"".join(scribe.text()))
+
+    assert [server["server"] for server in replay_file(str(path), None, ())["servers"]] == ["s"]
+
+
 def test_a_configured_server_that_never_came_is_gone_until_it_comes() -> None:
     scribe = Scribe()
     for number in range(100):

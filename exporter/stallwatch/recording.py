@@ -54,6 +54,8 @@ _OPTIONAL_LABELS = {
     "rank_info": frozenset(("pid", "gpu")),
     "gpu_info": frozenset(("index", "name", "compute_capability", "driver", "pci_bus_id", "mig")),
 }
+_OF_ANYBODY = ("gpu_process_memory_bytes",)
+"""Signals that may be about processes of no known server."""
 _TEXTS = ("framework", "version", "model", "group", "speculative")
 _NUMBERS = {"nnodes": 1, "node_rank": 0, "tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1}
 """Key of a server -> the least number allowed."""
@@ -329,7 +331,7 @@ class Reader:
 
     def _labels(self, signal: Signal, labels: Mapping[str, str], key: str) -> tuple[str, ...]:
         missing = set(signal.labels) - labels.keys() - _OPTIONAL_LABELS.get(signal.name, frozenset())
-        if missing or labels.get("server") == "":
+        if missing or (labels.get("server") == "" and signal.name not in _OF_ANYBODY):
             needed = ", ".join(signal.labels) or "none"
             raise self.wrong(key, f"{signal.name}: wrong labels {', '.join(labels) or 'none'}; needed are {needed}")
         wait = labels.get("wait")

@@ -353,7 +353,10 @@ class Replay:
         signal, labels = reading.signal, reading.labels
         if "server" not in signal.labels:
             return _NODE
-        told = self._server(labels[signal.labels.index("server")])
+        server = labels[signal.labels.index("server")]
+        if not server:
+            return _NODE  # what a process of no known server holds on a card
+        told = self._server(server)
         if signal.name == signals.SERVER_ALIVE.name:
             told.says_alive = True
         elif signal.name == signals.LOG_BYTES.name:

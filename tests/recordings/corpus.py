@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from . import edges, serving, startup, traps
+from . import edges, gpus, serving, startup, traps
 from .stage import INTERVAL, Doing, Stage
 
 SLOW = 30.0
@@ -315,6 +315,50 @@ CASES: Mapping[str, Play] = {
     "exporter-paused-serving-hangs": partial(edges.paused_while_serving, seconds=None),
     "exporter-paused-serving": edges.paused_while_serving,
     "ready-by-health": edges.ready_by_health,
+    # --- GPUs -----------------------------------------------------------------------------------------------
+    "collective-spins": gpus.collective,
+    "collective-peer-compiles": partial(gpus.collective, peer="compiles"),
+    "collective-spins-and-polls": partial(gpus.collective, polls=True),
+    "collective-peer-computes": partial(gpus.collective, peer="computes", polls=True),
+    "collective-spins-unlearned": partial(gpus.collective, learned=False),
+    "collective-peer-late": partial(gpus.collective, learned=False, peer="comes"),
+    "every-card-spins": gpus.every_card,
+    "every-card-works": partial(gpus.every_card, power=400.0, memory=0.3),
+    "every-card-spins-memory-unknown": partial(gpus.every_card, memory="not_supported"),
+    "every-card-works-memory-unknown": partial(gpus.every_card, power=400.0, memory="not_supported"),
+    "unified-memory-spins": gpus.unified_memory,
+    "unified-memory-works": partial(gpus.unified_memory, power=40.0),
+    "unified-memory-spins-never-worked": partial(gpus.unified_memory, worked=False),
+    "unified-memory-comes-never-worked": partial(gpus.unified_memory, worked=False, ends=True),
+    "capture-all-spin": partial(gpus.phase_spins, event="capture_begin"),
+    "capture-all-work": partial(gpus.phase_spins, event="capture_begin", power=300.0, comes=True),
+    "capture-one-spins": partial(gpus.phase_spins, event="capture_begin", spinning=1),
+    "capture-one-spins-and-comes": partial(gpus.phase_spins, event="capture_begin", spinning=1, comes=True),
+    "compile-spins": partial(gpus.phase_spins, event="compile_begin"),
+    "compile-spins-and-comes": partial(gpus.phase_spins, event="compile_begin", comes=True),
+    "compile-ended-spins": partial(gpus.phase_spins, event="compile_begin", end="compile_end"),
+    "compile-ended-works": partial(gpus.phase_spins, event="compile_begin", end="compile_end", power=300.0, comes=True),
+    "autotune-spins": partial(gpus.phase_spins, event="autotune_begin"),
+    "autotune-at-256-w": partial(gpus.phase_spins, event="autotune_begin", power=256.0, comes=True),
+    "empty-card-latched": gpus.empty_card,
+    "empty-card-latched-loads": partial(gpus.empty_card, loads=True),
+    "two-tenants": gpus.two_tenants,
+    "two-tenants-loads": partial(gpus.two_tenants, loads=True),
+    "direct-load-stops": partial(gpus.direct_load, loads=False),
+    "direct-load": gpus.direct_load,
+    "driver-hangs": gpus.driver_hangs,
+    "driver-hangs-server-works": partial(gpus.driver_hangs, works=True),
+    "driver-hangs-first": gpus.driver_hangs_first,
+    "driver-hangs-first-returns": partial(gpus.driver_hangs_first, returns=True),
+    "card-lost": gpus.card_lost,
+    "card-lost-and-back": partial(gpus.card_lost, back=True),
+    "card-lost-of-nobody": partial(gpus.card_lost, ours=False, back=True),
+    "card-lost-serving": partial(gpus.card_lost, ready=True),
+    "cards-not-read-serving": partial(gpus.card_lost, ready=True, trouble="error", back=True),
+    "instance-stops": gpus.instances,
+    "instance-loads": partial(gpus.instances, loads=True),
+    "owed-at-learned-idle-power": gpus.owed_at,
+    "owed-at-620-w": partial(gpus.owed_at, power=620.0),
 }
 
 OF_HOURS = {

@@ -263,6 +263,21 @@ def with_cards(server: Server, idle_power: float | None = 125.0, limit: float = 
     ]
 
 
+def known_cards(server: Server, rest: float = 122.0, limit: float | None = 700.0) -> None:
+    """One card per rank as a collector reads it: what it takes at rest is not said, and has to be learned."""
+    with_cards(server, idle_power=None)
+    for card in server.cards:
+        card.power, card.limit, card.clock, card.lost = rest, limit, 1_980e6, 0.0
+
+
+def rests_and_reads(server: Server, seconds: float = 50.0) -> None:
+    """Something else moves, so that it is no silence, and the cards rest: long enough to learn what they take."""
+    doing = server.processes[server.ranks[0]].doing
+    server.do(reading(20), server.ranks[0])
+    server.stage.run(seconds)
+    server.do(doing, server.ranks[0])
+
+
 def cards_do(
     server: Server, power: float, utilization: float, memory_utilization: float = 0.0, only: Iterable[str] = ()
 ) -> None:

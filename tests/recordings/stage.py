@@ -136,33 +136,58 @@ class Card:
     gpu: str
     rank: str
     random: Random
-    power: float = 130.0
+    power: float | str = 130.0
     idle_power: float | None = 125.0
-    limit: float = 700.0
-    utilization: float = 0.0
-    memory_utilization: float = 0.0
+    limit: float | None = 700.0
+    utilization: float | str = 0.0
+    memory_utilization: float | str = 0.0
     memory: float = 2e9
     memory_rate: float = 0.0  # MiB per second
     bus_rate: float = 0.0  # MiB per second
     unowned: float = 0.0  # bytes that no process of a server here holds
+    clock: float | None = None  # of the SMs in hertz; None: neither clock nor driver are read
+    mig: str = ""
+    tenant: float | None = None  # bytes a process of no known server holds
+    lost: float | None = None  # None: not read
+    trouble: str = ""  # why none of its figures can be read
+    shows_memory: bool = True  # False: unified memory
+    is_whole: bool = True  # False: a MIG instance, or the card it is a part of, with fewer figures
 
     def advance(self, seconds: float) -> None:
         self.memory += self.memory_rate * seconds * MIB
 
-    def readings(self, server: str, pid: int) -> Iterator[tuple[str, dict[str, str], float]]:
-        flicker = 2 * self.random.random() - 1
+    def readings(self, server: str, pid: int) -> Iterator[tuple[str, dict[str, str], float | str]]:
+        """A text is why it cannot be read.  Without a rank it is a card nobody is on."""
         gpu = {"gpu": self.gpu}
-        yield "rank_info", {"server": server, "rank": self.rank, "pid": str(pid), **gpu}, 1
-        yield "gpu_power_watts", gpu, self.power + flicker
+        if self.rank:
+            yield "rank_info", {"server": server, "rank": self.rank, "pid": str(pid), **gpu}, 1
+        if self.lost is not None:
+            yield "gpu_lost", gpu, "driver_unresponsive" if self.trouble == "driver_unresponsive" else self.lost
+        if self.clock is not None and not self.trouble:
+            facts = {"index": "0", "name": "card", "compute_capability": "9.0", "driver": "580.95", "pci_bus_id": "0"}
+            yield "gpu_info", {**gpu, **facts, "mig": self.mig}, 1
+        for signal, labels, value in self._figures(server):
+            yield signal, {**gpu, **labels}, self.trouble or value
+
+    def _figures(self, server: str) -> Iterator[tuple[str, dict[str, str], float | str]]:
+        flicker = 2 * self.random.random() - 1
+        yield "gpu_power_watts", {}, self.power if isinstance(self.power, str) else self.power + flicker
         if self.idle_power is not None:
-            yield "gpu_resident_idle_power_watts", gpu, self.idle_power
-        yield "gpu_power_limit_watts", gpu, self.limit
-        yield "gpu_utilization_ratio", gpu, self.utilization
-        yield "gpu_memory_utilization_ratio", gpu, self.memory_utilization
-        yield "gpu_memory_used_bytes", gpu, self.memory + self.unowned
-        yield "gpu_process_memory_bytes", {**gpu, "server": server, "rank": self.rank}, self.memory
-        yield "gpu_unowned_memory_bytes", gpu, self.unowned
-        yield "gpu_pcie_receive_bytes_per_second", gpu, self.bus_rate * MIB
+            yield "gpu_resident_idle_power_watts", {}, self.idle_power
+        if self.limit is not None:
+            yield "gpu_power_limit_watts", {}, self.limit
+        if self.clock is not None:
+            yield "gpu_sm_clock_hertz", {}, self.clock
+        yield "gpu_utilization_ratio", {}, self.utilization
+        yield "gpu_memory_utilization_ratio", {}, self.memory_utilization
+        used = self.memory + self.unowned + (self.tenant or 0.0)
+        yield "gpu_memory_used_bytes", {}, used if self.shows_memory else "not_supported"
+        if self.rank:
+            yield "gpu_process_memory_bytes", {"server": server, "rank": self.rank}, self.memory
+        if self.tenant is not None:
+            yield "gpu_process_memory_bytes", {"server": "", "rank": ""}, self.tenant
+        yield "gpu_unowned_memory_bytes", {}, self.unowned
+        yield "gpu_pcie_receive_bytes_per_second", {}, self.bus_rate * MIB if self.is_whole else "not_supported"
 
 
 @dataclass(slots=True)
@@ -278,7 +303,7 @@ class Server:
                 yield from self._of_process(process, t)
         for number, card in enumerate(self.cards):
             for signal, labels, value in card.readings(self.name, 4000 + number):
-                yield [signal, labels, _rounded(value)]
+                yield [signal, labels, None, value] if isinstance(value, str) else [signal, labels, _rounded(value)]
 
     def _of_server(self, t: float) -> Iterator[list[Any]]:
         own = {"server": self.name}
@@ -389,6 +414,7 @@ class Stage:
     servers: list[Server] = field(default_factory=list)
     oom_kills: int = 3
     cards: bool = False
+    call_in_flight: float | None = None  # seconds a call into the driver has been running; None: not read
     lines: list[dict[str, Any]] = field(default_factory=list)
     silent_at: float | None = None
     """When the server made its last progress, or when the certain sign came; None = it never stands still."""
@@ -431,7 +457,9 @@ class Stage:
         self.moment = t + 0.4  # what is said between two looks comes after the first
 
     def _write_readings(self) -> None:
-        readings = [["node_oom_kills_total", {}, self.oom_kills]]
+        readings: list[list[Any]] = [["node_oom_kills_total", {}, self.oom_kills]]
+        if self.call_in_flight is not None:
+            readings.append(["gpu_call_in_flight_seconds", {}, self.call_in_flight])
         for server in self.servers:
             readings += server.readings(self.t)
         self.write({"readings": readings})
