@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from far_mount import FarMount
 from stallwatch.config import Config
 from stallwatch.frameworks import Framework, load_frameworks
 from stallwatch.model import (
@@ -484,6 +485,37 @@ def test_without_its_token_file_a_configured_url_is_not_asked(start: Start, tmp_
 
     assert seen["health_status", "health"] == "error"
     assert peer.asked == []
+
+
+def test_a_token_on_a_mount_that_does_not_answer_holds_nobody(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it said last is used; where it never said anything its own server is not asked, and others are."""
+    far, known, unknown = (
+        FarMount(tmp_path / "far", tmp_path / "proc", monkeypatch),
+        start(answer(200)),
+        start(answer(200)),
+    )
+    for name in ("known", "unknown"):
+        (far.folder / name).write_text(f"secret-{name}")
+    endpoints = Endpoints(Host(Config(), (cast(Framework, Kind()),), proc=tmp_path / "proc"))
+    far.watch(endpoints._far.guards)
+    servers = {
+        name: server(name, health=HealthTarget(f"http://127.0.0.1:{peer.port}", bearer_file=str(far.folder / name)))
+        for name, peer in (("known", known), ("unknown", unknown))
+    }
+    before = readings(look(endpoints, Scene((servers["known"],))), HEALTH_STATUS)
+    far.hang()
+
+    dead = readings(look(endpoints, Scene(tuple(servers.values()))), HEALTH_STATUS)
+    far.answer()
+    back = readings(look(endpoints, Scene(tuple(servers.values()))), HEALTH_STATUS)
+
+    assert before["known"].value == 200
+    assert (dead["known"].value, dead["unknown"].reason) == (200, "error")
+    assert (back["known"].value, back["unknown"].value) == (200, 200)
+    assert b"secret-known" in known.asked[1]
+    assert [b"secret-unknown" in request for request in unknown.asked] == [True]
 
 
 @pytest.mark.parametrize("content", ["", "two words", "a\nb", "\x1b[0m", "ü"])

@@ -39,7 +39,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.cgroup_state": "model sources.cgroups sources.procfs",
     "sources.connections": "model",
     "sources.discovery": "model frameworks",
-    "sources.endpoints": "model signals config frameworks sources sources.connections sources.http_probe",
+    "sources.endpoints": "model signals config frameworks sources sources.connections sources.http_probe"
+    " sources.log_guard sources.log_mounts",
     "sources.http_probe": ". sources.connections",
     "sources.kernel_log": "sources sources.procfs",
     "sources.log_kind": "frameworks sources.log_lines",

@@ -32,6 +32,8 @@ from ..signals import (
 )
 from . import Host, Moment
 from .http_probe import Answer, Names, Request, fetch_all
+from .log_guard import Guards, Questions
+from .log_mounts import Mounts
 
 HEALTH_DURATION = Signal(
     "health_duration_seconds",
@@ -161,6 +163,7 @@ class Endpoints:
         self._timeouts: dict[tuple[str, str], int] = {}
         self._pages_not_there: dict[tuple[str, ProcessId], int] = {}  # reads left until the next try
         self._contexts: dict[bool, ssl.SSLContext] = {}
+        self._far = Questions(Guards(Mounts(str(host.proc)), host.read_deadline_seconds))
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         """Ask every server that listens, all at once, and say what came within the deadline.
@@ -168,6 +171,7 @@ class Endpoints:
         Status and duration are absent without a complete answer (reason timeout or error).  Values of the
         server's own page are absent when the page does not have them.
         """
+        self._far.guards.mounts.refresh(now.monotonic)
         self._forget(scene)
         self._count_from_zero(scene)
         probes = list(self._probes(scene))
@@ -266,8 +270,17 @@ class Endpoints:
             path=path,
             tls=self._context(target.insecure) if secured else None,
             server_name=host,
-            bearer=read_token(target.bearer_file) if target.bearer_file else "",
+            bearer=self._token(target.bearer_file) if target.bearer_file else "",
         )
+
+    def _token(self, path: str) -> str:
+        """As read_token; of a file on a mount that does not answer what it said last, or OSError."""
+        answer = self._far.ask(f"token {path}", self._far.guards.mounts.far(path), lambda: _token_or_problem(path))
+        if answer is None:
+            raise OSError("the mount does not answer")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def _context(self, insecure: bool) -> ssl.SSLContext:
         if insecure not in self._contexts:
@@ -332,6 +345,13 @@ def _plain(listener: Listener, path: str, page: MetricsPage | None = None) -> Re
         path=path,
         take=page.take if page else None,
     )
+
+
+def _token_or_problem(path: str) -> str | OSError | ValueError:
+    try:
+        return read_token(path)
+    except (OSError, ValueError) as error:
+        return error
 
 
 def _host_name(url: str) -> str:
