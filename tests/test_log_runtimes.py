@@ -90,7 +90,19 @@ def test_one_stream_does_not_wind_the_clock_of_the_other(container: Container) -
     assert after == {("stderr",): before, ("stdout",): WALL + container.monotonic - 1000}
 
 
-def test_the_history_is_as_old_as_the_runtime_says(container: Container) -> None:
+def test_silence_counts_from_the_files_change_and_between_its_streams_by_the_runtimes_times(
+    container: Container,
+) -> None:
+    """Whatever the clock of the runtime says: a file that was found is as old as its last change."""
+    container.wrote(docker("x\n", "stdout", time="2001-01-01T00:00:00Z"))
+    container.wrote(docker("x\n", time="2001-01-01T00:07:00Z"), modified=WALL - 60)
+
+    seen = values(container.read(), "log_last_line_timestamp_seconds")
+
+    assert seen == {("stdout",): WALL - 60 - 420, ("stderr",): WALL - 60}
+
+
+def test_the_history_is_as_old_as_the_file_and_its_lines_as_the_runtime_says(container: Container) -> None:
     """Also of a stream that was silent while the other one wrote to the same file."""
     container.wrote(docker("x\n", "stdout", 9, time="2026-06-02T08:01:40.5Z"))
     (event,) = events(container.read())

@@ -246,8 +246,11 @@ class _Log:
         self._caught_up = self._caught_up or self._history_is_read()
 
     def modified(self, voice: _Voice) -> float | None:
-        """Unix time of the last line of a voice: as its runtime says, else the file's last change."""
-        return voice.heard if voice.heard is not None else self.tail.modified
+        """Unix time of the last line of a voice: the file's last change, or as much earlier as its runtime says."""
+        heard = [other.heard for other in self.voices.values() if other.heard is not None]
+        if self.tail.modified is None or voice.heard is None:
+            return self.tail.modified if voice.heard is None else voice.heard
+        return self.tail.modified - (max(heard) - voice.heard)
 
     def move(self, place: LogPlace) -> None:
         """The same file is reached by another path now."""
