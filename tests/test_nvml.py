@@ -19,7 +19,7 @@ import pytest
 
 from stallwatch.drill.nvml_standin import StandIn
 from stallwatch.sources import nvml
-from stallwatch.sources.nvml import Mean, memory, pci_address, utilization
+from stallwatch.sources.nvml import Calls, Mean, Note, memory, pci_address, utilization
 from stallwatch.sources.nvml_child import Absent, Answer, CardAnswer, Nvml, Row, Unanswered, start_helper
 
 GIB = 1 << 30
@@ -637,6 +637,47 @@ def test_more_used_than_there_is_cannot_be() -> None:
 def test_more_than_all_the_time_cannot_be() -> None:
     assert utilization(SimpleNamespace(gpu=255, memory=0)) == 999
     assert utilization(SimpleNamespace(gpu=100, memory=0)) == {"utilization": 1.0, "memory_utilization": 0.0}
+
+
+class Binding:
+    """As much of pynvml as a dead fork of it has."""
+
+    class NVMLError(Exception):
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __str__(self) -> str:
+            raise AssertionError("the text of an error may call the driver")
+
+    @staticmethod
+    def nvmlRefuses() -> None:  # noqa: N802  # as in pynvml
+        raise Binding.NVMLError(15)
+
+    @staticmethod
+    def nvmlLies() -> None:  # noqa: N802  # as in pynvml
+        raise Binding.NVMLError(0)
+
+    @staticmethod
+    def nvmlDeviceGetName() -> str:  # noqa: N802  # as in pynvml
+        return b"\xff".decode()
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "code"),
+    [("nvmlRefuses", (), 15), ("nvmlLies", (), 999), ("nvmlDeviceGetName", (), 999), ("nvmlRefuses", (1,), 13)],
+)
+def test_whatever_a_binding_raises_is_a_code(call: str, arguments: tuple[int, ...], code: int) -> None:
+    assert calls_of(Binding)(call, *arguments) == (code, None)
+
+
+def test_a_function_that_the_binding_lacks_is_one_that_the_driver_lacks() -> None:
+    assert calls_of(Binding)("nvmlGpmSampleAlloc") == (13, None)
+
+
+def calls_of(binding: object) -> Calls:
+    memory = os.memfd_create("note")
+    os.truncate(memory, nvml.NOTE.size)
+    return Calls(binding, Note(memory))
 
 
 # A driver that hangs: the real helper and its parent

@@ -21,6 +21,7 @@ import pytest
 from stallwatch.sources import nvml
 from stallwatch.sources.nvml_child import (
     ABSENT_SECONDS,
+    FORGET_SECONDS,
     KILL_SECONDS,
     LARGEST_ANSWER,
     LONGEST_REPAIR,
@@ -693,6 +694,26 @@ def test_a_lost_card_is_lost_until_it_is_back(node: Node) -> None:
 
     assert lost_after(node, gone, gone, gone) == ("GPU-1",)
     assert lost_after(node, WELL) == ()
+
+
+def test_a_card_is_missed_for_a_day(node: Node) -> None:
+    """Then it was taken away on purpose, and no new helper need look for it."""
+    gone = told(well("0"))
+    node.ask()
+    node.says = gone
+    assert lost_after(node, gone) == ("GPU-1",)
+    node.now += FORGET_SECONDS
+
+    assert lost_after(node, gone) == ()
+
+
+def test_cards_that_are_gone_for_a_day_leave_a_machine_without_gpus(node: Node) -> None:
+    node.ask()
+    node.helpers[0].says = node.says = {"code": 9}
+    failed = node.ask()
+    node.now += FORGET_SECONDS
+
+    assert (failed, node.ask()) == (Answer(code=9), Absent("driver"))
 
 
 def test_a_card_that_others_have_moved_up_for_is_lost(node: Node) -> None:

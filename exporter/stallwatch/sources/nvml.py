@@ -153,6 +153,8 @@ class Calls:
 
     def __init__(self, pynvml: Any, note: Note) -> None:
         self.pynvml, self._note = pynvml, note
+        mismatch = getattr(pynvml, "NVMLLibraryMismatchError", TypeError)  # is no NVMLError
+        self._unknown: tuple[type[Exception], ...] = (TypeError, mismatch)
 
     def __call__(self, call: str, *arguments: Any, card: int = -1, function: str = "") -> tuple[int, Any]:
         """(0, what the call gives) or (code, None)."""
@@ -162,7 +164,7 @@ class Calls:
         began = self._note.begin(call, card)
         try:
             return 0, wanted(*arguments)
-        except self.pynvml.NVMLLibraryMismatchError:  # is no NVMLError
+        except self._unknown:  # TypeError: other bindings under the same name know fewer arguments
             return FUNCTION_NOT_FOUND, None
         except self.pynvml.NVMLError as error:  # its text is never made: that may call the driver
             return int(error.value) or UNKNOWN, None
@@ -627,10 +629,10 @@ def requests() -> Iterator[tuple[bool, bool]]:
             yield processes == b"1", events == b"1"
 
 
-def tell(answer: Mapping[str, object]) -> None:
+def tell(output: int, answer: Mapping[str, object]) -> None:
     left = memoryview(json.dumps(answer).encode() + b"\n")
     while left:
-        left = left[os.write(1, left) :]
+        left = left[os.write(output, left) :]
 
 
 def load(folder: str, note: Note) -> Any:
@@ -652,6 +654,8 @@ def load(folder: str, note: Note) -> Any:
 
 def main() -> None:
     folder, descriptor = sys.argv[1:]
+    output = os.dup(1)
+    os.dup2(2, 1)  # whatever the library prints goes nowhere
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, leave)
@@ -663,7 +667,7 @@ def main() -> None:
         for processes, events in requests():
             if pynvml is not None and driver is None:
                 driver = Driver(Calls(pynvml, note))
-            tell({"code": LIBRARY_NOT_FOUND} if driver is None else driver.answer(processes, events))
+            tell(output, {"code": LIBRARY_NOT_FOUND} if driver is None else driver.answer(processes, events))
     except BrokenPipeError:
         pass
     leave()

@@ -45,6 +45,8 @@ ABSENT_SECONDS = 600.0
 """How often a machine without GPUs is looked at again."""
 RENEW_SECONDS, RENEW_BYTES = 86_400.0, 256 << 20
 """When a helper is replaced although it works: driver libraries have leaked memory."""
+FORGET_SECONDS = 86_400.0
+"""How long a card that was seen is missed."""
 LARGEST_ANSWER = 1 << 20
 _CLOSE_SECONDS = 0.4
 
@@ -290,7 +292,7 @@ class Nvml:
         self._pause = self._repair_pause = FIRST_PAUSE
         self._repair_at = 0.0
         self._last: Answer | None = None  # of those with cards
-        self._known: dict[str, int] = {}  # UUID -> index of the cards that were seen
+        self._known: dict[str, tuple[int, float]] = {}  # UUID -> index and last time of the cards that were seen
         self._was_there = False
         self._said = ""
         self._lock = threading.Lock()
@@ -472,18 +474,23 @@ class Nvml:
         if now - self._first.began >= LONGEST_PAUSE:
             self._pause = FIRST_PAUSE
         self._say("answers")
-        answer = replace(answer, lost=self._lost(answer))
-        self._known.update((card.uuid, int(card.index)) for card in answer.cards if card.mig != "instance")
+        seen = ((card.uuid, (int(card.index), now)) for card in answer.cards if card.mig != "instance")
+        self._known.update(seen)
+        answer = replace(answer, lost=self._lost(answer, now))
         if not is_sick(answer):
             self._repair_pause = FIRST_PAUSE
         self._last = answer
         return answer
 
-    def _lost(self, answer: Answer) -> tuple[str, ...]:
+    def _forget(self, now: float) -> None:
+        self._known = {uuid: seen for uuid, seen in self._known.items() if now - seen[1] < FORGET_SECONDS}
+
+    def _lost(self, answer: Answer, now: float) -> tuple[str, ...]:
         """Also those that a new process could not open or find; not when no card answers: then it is our access."""
+        self._forget(now)
         found = {card.uuid for card in answer.cards}
         lost = dict.fromkeys(answer.lost)
-        for uuid, index in self._known.items():
+        for uuid, (index, _) in self._known.items():
             code = answer.broken.get(index, nvml.NO_GPU)
             if uuid not in found and code not in CLOSED and (code == nvml.LOST or answering(answer)):
                 lost[uuid] = None
@@ -493,6 +500,7 @@ class Nvml:
         """No helper that is of use: rest before another one is tried."""
         self._since = None
         self._end_first(now)
+        self._forget(now)
         if told.code in ABSENT and not self._known:
             absent = Absent(ABSENT[told.code])
             self._was_there = self._is_there()
