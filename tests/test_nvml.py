@@ -20,7 +20,7 @@ import pytest
 from stallwatch.drill.nvml_standin import StandIn
 from stallwatch.sources import nvml
 from stallwatch.sources.nvml import Calls, Mean, Note, memory, pci_address, utilization
-from stallwatch.sources.nvml_child import Absent, Answer, CardAnswer, Nvml, Row, Unanswered, start_helper
+from stallwatch.sources.nvml_child import Absent, Answer, CardAnswer, Nvml, Row, Unanswered, start_child
 
 GIB = 1 << 30
 CODES = (*range(1, 31), 999)
@@ -721,7 +721,7 @@ class Started(list[subprocess.Popen[bytes]]):
     """Starts helpers and remembers them."""
 
     def start(self, note: int) -> subprocess.Popen[bytes]:
-        self.append(start_helper(note))
+        self.append(start_child(note))
         return self[-1]
 
 

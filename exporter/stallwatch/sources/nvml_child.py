@@ -30,7 +30,7 @@ from . import nvml
 
 log = logging.getLogger(__name__)
 
-MOST_HELPERS = 2
+MOST_CHILDREN = 2
 SECOND_SECONDS = 60.0
 """How long the first is overdue before a second one tries."""
 KILL_SECONDS = 600.0
@@ -145,7 +145,7 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-def start_helper(note: int) -> subprocess.Popen[bytes]:
+def start_child(note: int) -> subprocess.Popen[bytes]:
     """The helper, with next to nothing of our environment.  Raises OSError when it cannot be started."""
     found = importlib.util.find_spec("pynvml")  # found, not imported: only the helper pays for it
     folder = Path(found.origin).parent if found is not None and found.origin else Path("/nonexistent")
@@ -160,7 +160,7 @@ def start_helper(note: int) -> subprocess.Popen[bytes]:
     )
 
 
-class _Helper:
+class _Child:
     """One helper process: what it was asked, and what has come of it."""
 
     def __init__(self, start: Callable[[int], Process], now: float) -> None:
@@ -281,12 +281,12 @@ class Nvml:
         is_there: Callable[[], bool] = CONTROL.exists,
     ) -> None:
         self._deadline, self._start, self._monotonic, self._is_there = (
-            *(deadline_seconds, start or start_helper),
+            *(deadline_seconds, start or start_child),
             *(monotonic, is_there),
         )
-        self._first: _Helper | None = None
-        self._second: _Helper | None = None
-        self._ending: list[_Helper] = []
+        self._first: _Child | None = None
+        self._second: _Child | None = None
+        self._ending: list[_Child] = []
         self._since: float | None = None  # the driver owes an answer
         self._rest: tuple[float, Answer | Absent] | None = None  # until when nothing is tried; what is said meanwhile
         self._pause = self._repair_pause = FIRST_PAUSE
@@ -358,12 +358,12 @@ class Nvml:
                 return None
         return found
 
-    def _ready(self, request: bytes, now: float) -> _Helper | None:
+    def _ready(self, request: bytes, now: float) -> _Child | None:
         """The helper to ask; None while none is free."""
         tried = self._tried()
         if self._first is None:
             if self._has_room():
-                self._first = _Helper(self._start, now)
+                self._first = _Child(self._start, now)
             return self._first
         if self._first.asked is not None:
             if self._first.answered() is None:
@@ -372,7 +372,7 @@ class Nvml:
         self._look_at_second(request, tried, now)
         return self._first
 
-    def _first_hangs(self, request: bytes, second_answers: bool, now: float) -> _Helper | None:
+    def _first_hangs(self, request: bytes, second_answers: bool, now: float) -> _Child | None:
         """The second when it answers; else it is started when it is time, and the first given up long after."""
         first, second = self._first, self._second
         assert first is not None  # noqa: S101  # it hangs
@@ -421,7 +421,7 @@ class Nvml:
         self._repair_at = now + self._repair_pause
         self._repair_pause = min(2 * self._repair_pause, LONGEST_REPAIR)
         with suppress(OSError):
-            self._second = _Helper(self._start, now)
+            self._second = _Child(self._start, now)
             self._second.why = why
             self._second.ask(request, now)
 
@@ -437,7 +437,7 @@ class Nvml:
             return None
 
     def _has_room(self) -> bool:
-        return (self._first is not None) + (self._second is not None) + len(self._ending) < MOST_HELPERS
+        return (self._first is not None) + (self._second is not None) + len(self._ending) < MOST_CHILDREN
 
     def _end_first(self, now: float) -> None:
         """The second, if there is one, takes its place."""
