@@ -116,6 +116,26 @@ WEAK: dict[str, Callable[[Feed, str, float], None]] = {
 
 AMBIGUOUS = ("cpu", "utilisation")
 
+
+def _card_shows(**figures: Any) -> Callable[[Feed, str, float], None]:
+    def show(feed: Feed, rank: str, t: float) -> None:
+        for name, value in figures.items():
+            setattr(feed.cards[rank], name, value)
+
+    return show
+
+
+SHOWN: dict[str, Callable[[Feed, str, float], None]] = {
+    "rests": _card_shows(),
+    "spins": _card_shows(utilization=1.0, power=152.0),
+    "small kernels": _card_shows(utilization=0.3, memory_utilization=0.1, power=140.0),
+    "copies": _card_shows(utilization=1.0, memory_utilization=0.3, power=150.0),
+    "no use of memory": _card_shows(utilization=1.0, power=152.0, memory_utilization=None),
+    "no answer": _card_shows(answers=False),
+    "empty": _card_shows(utilization=1.0, held=0.0),
+}
+"""What a card may show at one look that is no strong move; it takes 122 W at rest, and works from 198 W on."""
+
 RANKS = ("TP0", "TP1", "TP2")
 
 
@@ -135,6 +155,14 @@ class Look:
 
 Series = tuple[str, str]
 """Name of a signal, and the rank (or kind) it is about; "" where it is about the whole server."""
+
+
+def whole_card() -> CardFigures:
+    """All figures are read, and its idle power is known."""
+    return CardFigures(memory_utilization=0.0, power=IDLE, limit=700.0, idle_power=IDLE, lost=0.0)
+
+
+IDLE = 122.0
 
 
 def new_feed(**facts: Any) -> Feed:
@@ -167,13 +195,15 @@ class Story:
         feed, t = self.feed, self.t
         feed.noise(t)
         for name, rank in look.moves:
-            (STRONG_OF_ALL.get(name) or WEAK[name])(feed, rank, t)
+            (STRONG_OF_ALL.get(name) or WEAK.get(name) or SHOWN[name])(feed, rank, t)
         feed.timeline.see([feed.server], t)
         for readings in self._read(look):
             seen = [r for r in readings if (r.signal.name, (*r.labels, "", "")[1]) not in look.hidden]
             feed.timeline.put(seen, t, TICK)
         for card in feed.cards.values():
-            card.pcie, card.dram_activity, card.utilization = 0.0, 0.0, 0.0
+            card.pcie, card.dram_activity, card.utilization, card.answers = 0.0, 0.0, 0.0, True
+            if card.power is not None:
+                card.power, card.memory_utilization = IDLE, 0.0
         self.verdicts.append((t, feed.verdict(t)))
 
     def _read(self, look: Look) -> Iterator[list[Reading]]:
@@ -370,6 +400,102 @@ def test_a_stall_is_one_episode_whatever_the_wall_clock_does(ticks: int, step: f
         assert report.since_timestamp == WALL + T.stall_after
 
 
+# --- what cards show ---------------------------------------------------------------------------------------
+
+
+def watched_cards() -> Story:
+    return Story(new_feed(cards={rank: whole_card() for rank in RANKS})).begin()
+
+
+SHOWING = st.lists(st.tuples(st.sampled_from(sorted(SHOWN)), st.sampled_from(RANKS)), max_size=4).map(tuple)
+NOT_OF_CARDS = {name: move for name, move in STRONG.items() if not name.startswith("gpu")}
+
+
+@bounded
+@given(
+    st.lists(
+        st.tuples(st.lists(SHOWING, min_size=1, max_size=4), st.integers(1, MOST_TICKS), moves_of(STRONG, least=1)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_whatever_cards_show_a_move_in_every_stall_after_is_never_stalled(
+    gaps: list[tuple[list[tuple[tuple[str, str], ...]], int, tuple[tuple[str, str], ...]]],
+) -> None:
+    """Spins of any rank for minutes, drivers that do not answer, cards that stand empty at full use."""
+    story = watched_cards()
+    for shown, ticks, moves in gaps:
+        for number in range(ticks - 1):
+            story.look(Look(moves=shown[number % len(shown)]))
+        story.look(Look(moves=moves))
+
+    assert story.pages == []
+
+
+@bounded
+@given(
+    st.lists(st.builds(Look, ticks=st.integers(1, MOST_TICKS), moves=moves_of(STRONG | SHOWN)), max_size=4),
+    st.sampled_from(sorted(NOT_OF_CARDS)),
+    st.lists(st.sampled_from(("rests", "spins", "empty")), min_size=3, max_size=3),
+)
+def test_what_stands_still_while_its_cards_rest_or_spin_is_stalled_in_time(
+    before: list[Look], last: str, shown: list[str]
+) -> None:
+    """At idle power that is known.  One of them may be empty: what stands at full use there is no spin."""
+    story = watched_cards()
+    for look in before:
+        story.look(look)
+    steady = tuple(zip(shown, RANKS, strict=True))
+    story.look(Look(moves=((last, "TP1"), *steady)))
+    stood_still = story.t
+    patience = max(T.stall_after, story.feed.now.stretch(T.stall_after))
+    for _ in range(math.ceil(patience / TICK) + 2):
+        story.look(Look(moves=steady))
+
+    after = [t - stood_still for t in story.pages if t > stood_still]
+    assert patience <= after[0] <= patience + 2 * TICK
+    spins = any(kind == "spins" and story.feed.cards[rank].held for kind, rank in steady)
+    assert story.verdicts[-1][1].reason == ("gpu_spin" if spins else "idle_wait")
+
+
+@bounded
+@given(SHOWING.filter(bool), st.sampled_from(("small kernels", "copies", "no use of memory")), st.integers(60, 120))
+def test_a_card_that_does_anything_but_rest_or_spin_holds_the_page_back(
+    shown: tuple[tuple[str, str], ...], last: str, ticks: int
+) -> None:
+    story = watched_cards()
+    others = tuple(each for each in shown if each[1] != "TP1" and each[0] != "spins")
+    for _ in range(ticks):
+        story.look(Look(moves=(*others, (last, "TP1"))))
+
+    assert story.pages == []
+    assert story.states[-1] == "suspect"
+
+
+@few
+@given(
+    st.lists(
+        st.tuples(st.integers(1, MOST_TICKS), moves_of(NOT_OF_CARDS, least=1), SHOWING, st.booleans()),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 60),
+)
+def test_cards_that_cannot_be_read_never_make_a_page_nor_an_earlier_one(
+    looks: list[tuple[int, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], bool]], more: int
+) -> None:
+    """While the rest moves, and when it stands still afterwards."""
+    full, partly = watched_cards(), watched_cards()
+    for ticks, moves, shown, is_read in looks:
+        for story, gpus in ((full, True), (partly, is_read)):
+            story.look(Look(ticks=ticks, moves=(*moves, *shown), gpus=gpus))
+    assert (full.pages, partly.pages) == ([], [])
+
+    full.look(Look(ticks=more + 1))
+    partly.look(Look(ticks=more + 1))
+    assert not partly.pages or (full.pages and partly.pages[0] >= full.pages[0])
+
+
 # --- serving -----------------------------------------------------------------------------------------------
 
 MOST_SERVING_TICKS = int(0.99 * T.serve_stall_after / TICK)
@@ -439,12 +565,18 @@ NEEDED = {
     "server_starts_total": "the same",
     "rank_alive": "a rank nobody tells of has no storage to be read",
     "process_cpu_seconds_total": "an ambiguous channel that cannot be read does not move",
-    "gpu": "machines without readable cards are judged too: what is on a card is not asked for",
-    "rank_info": "the same",
+    "rank_info": "machines without readable cards are judged too: what is on a card is not asked for",
+    "gpu_process_memory_bytes": "the same; a move that only a card shows is not seen",
+    "gpu_pcie_receive_bytes_per_second": "the same",
+    "gpu_dram_activity_ratio": "the same",
+    "gpu_power_watts": "the same",
+    "gpu_resident_idle_power_watts": "the same: what it takes is compared with it",
+    "gpu_utilization_ratio": "an ambiguous channel that cannot be read does not move",
+    "gpu_memory_utilization_ratio": "of a serving stall a condition that cannot be read is left out",
     "server_requests_running": "nothing owed is innocent, but a wedged server does not tell what it owes either",
     "server_requests_waiting": "the same",
 }
-"""Readings whose absence may make a page, and why; `gpu` stands for all that begins so."""
+"""Readings whose absence may make a page, and why."""
 
 
 def hideable() -> list[Series]:
@@ -452,6 +584,7 @@ def hideable() -> list[Series]:
     feed = serving_story().feed
     feed.lock_age["build"], feed.lock_held["build"], feed.kills, feed.serving.timeouts = 50.0, 0.0, 0.0, 0.0
     readings = [
+        *whole_card().readings("s", "TP0"),
         *feed.process_readings(),
         *feed.log_readings(),
         *feed.thread_readings(),
@@ -463,7 +596,8 @@ def hideable() -> list[Series]:
 
 
 HIDDEN = st.frozensets(st.sampled_from(hideable()), max_size=4)
-STORIES = {"starting": lambda: Story().begin(), "serving": serving_story}
+STORIES = {"starting": lambda: Story().begin(), "serving": serving_story, "with cards": watched_cards}
+"""The second without figures of cards but their use, the third with all of them."""
 
 
 @pytest.mark.parametrize("begin", sorted(STORIES))
