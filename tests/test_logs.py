@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stallwatch.config import Config, Limits
 from stallwatch.frameworks import load_frameworks
@@ -22,7 +24,8 @@ from stallwatch.model import (
     Scene,
     Server,
 )
-from stallwatch.sources import Host, Moment
+from stallwatch.sources import Host, Moment, logs
+from stallwatch.sources.log_lines import Hit
 from stallwatch.sources.log_places import GONE_LOOKS, LOOK_SECONDS
 from stallwatch.sources.logs import CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
 
@@ -735,3 +738,39 @@ def test_files_below_a_linked_folder_are_found_and_a_link_among_them_is_not(node
 
     assert set(values(seen, "log_lines_total")) == {("worker-aa-01000000-60.out",), ("worker-bb-01000000-61.out",)}
     assert len(events(seen)) == 2
+
+
+# --- a turn that reads much --------------------------------------------------------------------------------------
+
+
+HITS = st.builds(
+    Hit,
+    st.sampled_from(["load_progress", "novel", "error", "waiting", "stats"]),
+    st.sampled_from(["TP0", "TP1", None]),
+    st.sampled_from([{}, {"kind": "oom"}, {"kind": "nccl"}]),
+    st.integers(1, 9),
+    st.none(),
+)
+
+
+@given(st.lists(HITS, max_size=40), st.lists(HITS, max_size=40))
+def test_what_is_dropped_of_a_turn_that_goes_on_would_not_be_told(first: list[Hit], then: list[Hit]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "MOST_EVENTS", 3)
+        kept = logs._bounded(first)
+
+        assert logs._told([*kept, *then]) == logs._told([*first, *then])
+        assert len(kept) <= 2 * 3
+
+
+def test_of_very_many_events_the_last_are_told_and_all_are_counted(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_EVENTS", 5)
+    monkeypatch.setattr(logs, "MOST_KEPT", 20)
+    bars = [f"Loading safetensors checkpoint shards:  1% Completed | {k}/9000 [00:01<?, 1it/s]\n" for k in range(9000)]
+    node.write("".join(bars))
+
+    seen = node.read()
+
+    assert [event.fields["done"] for event in events(seen)] == [8995.0, 8996.0, 8997.0, 8998.0, 8999.0]
+    counted = [one for one in seen if isinstance(one, Reading) and one.labels[1:] == ("load_progress",)]
+    assert [one.value for one in counted] == [9000.0]

@@ -58,11 +58,11 @@ DOTS = "dots"
 NAMING_FIELDS = ("rank", "dp", "pp", "tp", "version", "tp_size", "pp_size", "dp_size")
 """Named groups about the server itself: which rank wrote the line, sizes of its groups, its version."""
 FIELDS = (*NUMBER_FIELDS, DOTS, *NAMING_FIELDS)
-PREFIX_GROUPS = ("time", "mark", "parts", "rank", "pid", "level", "uvicorn", "engine", "relay")
+PREFIX_GROUPS = ("time", "mark", "parts", "rank", "pid", "level", "uvicorn", "engine", "relay", "nameless")
 """Named groups of a prefix; the same with `_2` … where it has several forms.
 
 `mark`: the framework's own sign where it prints no time.  `relay`: another program hands the line on and folds
-equal lines of several ranks into one.
+equal lines of several ranks into one.  `nameless`: a process that is a rank, one of several, and does not say which.
 """
 PREFIX_NEEDS = ("own", "uvicorn", "any")
 SPEAKERS = ("every", "first", "first_classic")
@@ -176,6 +176,7 @@ class Prefix:
     level: str | None = None
     engine: str | None = None
     relay: str | None = None
+    nameless: str | None = None
     own: bool = False
     uvicorn: bool = False
 
@@ -255,6 +256,11 @@ class Framework:
             found[name] = (*found.get(name, ()), group)
         return found
 
+    @cached_property
+    def prefix_groups(self) -> tuple[tuple[str, int], ...]:
+        """What each group of the prefix says, and its place among all groups of a match."""
+        return tuple((_group_of(group), number - 1) for group, number in self.prefix.groupindex.items())
+
     def prefix_group(self, prefix: re.Match[str] | None, name: str) -> str | None:
         """A group of a matched prefix; None when the framework prints no such part, or not here."""
         if prefix is None:
@@ -297,6 +303,7 @@ class Framework:
             level=inside.level or level or None,
             engine=inside.engine or before.engine,
             relay=inside.relay or before.relay,
+            nameless=inside.nameless or before.nameless,
             own=not uvicorn,
             uvicorn=uvicorn,
         ), message
@@ -322,9 +329,9 @@ class Framework:
 def _prefix_of(framework: Framework, groups: tuple[str | None, ...]) -> Prefix:
     """The prefix of a line by all groups of the expression: the same for all lines of a rank in one second."""
     found: dict[str, str] = {}
-    for group, number in framework.prefix.groupindex.items():
-        if (text := groups[number - 1]) is not None:
-            found.setdefault(_group_of(group), text)
+    for name, at in framework.prefix_groups:
+        if (text := groups[at]) is not None:
+            found.setdefault(name, text)
     uvicorn, mark = "uvicorn" in found, found.pop("mark", None)
     found.pop("uvicorn", None)
     if "level" in found:
@@ -356,6 +363,7 @@ def _group_of(name: str) -> str:
     return match[1] if match else name
 
 
+@lru_cache(maxsize=1024)
 def rank_name(parts: str) -> str:
     """The name of a rank from the dimensions a title or log prefix prints, in the order DP, PP, TP.
 

@@ -24,7 +24,7 @@ _DIGITS = b"0123456789"
 
 def is_drawn(tail: bytes) -> bool:
     """Whether a line without an end is a bar: tqdm's, or dots that grow (llama.cpp)."""
-    return _BAR.match(tail) is not None or _DOTS.fullmatch(tail) is not None
+    return (b"|" in tail and _BAR.match(tail) is not None) or _DOTS.fullmatch(tail) is not None
 
 
 def pieces_of(line: bytes) -> list[bytes]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from operator import add
 from typing import ClassVar
 
 from ..frameworks import Framework
@@ -48,6 +49,8 @@ LAST_WORDS_READS = 5
 """Turns for which the logs of a server that is gone are still read: a fatal line may come after the death."""
 MOST_EVENTS = 2000
 """Events told of one log in one turn; the counters count them all."""
+MOST_KEPT = 8 * MOST_EVENTS
+"""Of a turn that reads on."""
 TOLD_ONCE = frozenset(("error", "watchdog", "waiting", "lock_wait", "stats"))
 """Events of which one turn tells the last of each kind and rank only."""
 LONGEST_LOG_SECONDS = 10 * 366 * 86400.0
@@ -99,7 +102,8 @@ LOG_ERRORS = Signal(
 class _Voice:
     """One log as it is told of: a whole file, or one stream of a file that a container runtime wrote.
 
-    `bytes_read`: on disk; `heard`: Unix time the runtime gave to its last line; `last_line`: when that arrived.
+    `bytes_read`: on disk; `heard`: Unix time the runtime gave to its last line; `last_line`: when that arrived;
+    `told`: its readings of the last turn.
     """
 
     name: str
@@ -107,9 +111,11 @@ class _Voice:
     bytes_read: int = 0
     heard: float | None = None
     last_line: float | None = None
+    told: dict[str, Reading] = field(default_factory=dict)
 
 
 _Heard = tuple[_Voice, Batch]
+_Counts = tuple[int, ...]
 
 
 class _Log:
@@ -291,17 +297,18 @@ class _ServerLogs:
     places: LogPlaces
     wanted: tuple[LogPlace, ...] = ()  # places and patterns, as configured
     logs: dict[str, _Log] = field(default_factory=dict)
-    before: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)  # of closed ones: place -> log -> counts
+    before: dict[str, dict[str, _Counts]] = field(default_factory=dict)  # of closed ones: place -> log -> counts
     events_before: Counter[str] = field(default_factory=Counter)
     errors_before: Counter[str] = field(default_factory=Counter)
     absent_turns: int = 0
+    told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn: event or kind -> its own
 
     def drop(self, name: str) -> None:
         """Close a log; what it counted stays counted."""
         log = self.logs.pop(name)
         before = self.before.setdefault(name, {})
         for voice in log.voices.values():
-            before.setdefault(voice.name, Counter()).update(_counts(log, voice))
+            before[voice.name] = _sum(_counts(log, voice), before.get(voice.name))
             self.events_before.update(voice.scanner.events)
             self.errors_before.update(voice.scanner.errors)
         log.tail.close()
@@ -321,12 +328,15 @@ class _ServerLogs:
         for log in self.logs.values():
             log.tail.close()
 
-    def totals(self) -> tuple[Counter[str], Counter[str]]:
-        events, errors = Counter(self.events_before), Counter(self.errors_before)
+    def totals(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Events, and errors by kind, of all logs."""
+        events, errors = dict(self.events_before), dict(self.errors_before)
         for log in self.logs.values():
             for voice in log.voices.values():
-                events.update(voice.scanner.events)
-                errors.update(voice.scanner.errors)
+                for event, number in voice.scanner.events.items():
+                    events[event] = events.get(event, 0) + number
+                for kind, number in voice.scanner.errors.items():
+                    errors[kind] = errors.get(kind, 0) + number
         return events, errors
 
 
@@ -341,23 +351,46 @@ _COUNTERS = (
 )
 
 
-def _counts(log: _Log, voice: _Voice | None = None) -> Counter[str]:
-    """signal name -> value, of one log; all zero but those of the file while nothing was read."""
+def _counts(log: _Log, voice: _Voice | None = None) -> _Counts:
+    """Of one log, in the order of `_COUNTERS`; all zero but those of the file while nothing was read."""
     tail = log.tail
+    of_file = tail.rotations, tail.truncations, tail.errors
     if voice is None:
-        values: tuple[int, ...] = (0, 0, 0, 0, tail.rotations, tail.truncations, tail.errors)
-        return Counter({signal.name: value for signal, value in zip(_COUNTERS, values, strict=True)})
+        return (0, 0, 0, 0, *of_file)
     scanner = voice.scanner
-    values = (
-        scanner.lines,
-        voice.bytes_read,
-        scanner.unmatched,
-        scanner.heartbeats,
-        tail.rotations,
-        tail.truncations,
-        tail.errors,
-    )
-    return Counter({signal.name: value for signal, value in zip(_COUNTERS, values, strict=True)})
+    return (scanner.lines, voice.bytes_read, scanner.unmatched, scanner.heartbeats, *of_file)
+
+
+def _sum(counts: _Counts, before: _Counts | None) -> _Counts:
+    return counts if before is None else tuple(map(add, counts, before))
+
+
+def _again(told: dict[str, Reading], key: str, signal: Signal, value: float, *labels: str) -> Reading:
+    """The reading, which is the one told before when it says the same: most of them do, and to make one costs more."""
+    reading = told.get(key)
+    if reading is None or reading.value != value:
+        reading = told[key] = signal.read(value, *labels)
+    return reading
+
+
+def _bounded(hits: list[Hit]) -> list[Hit]:
+    """What may still be told of a turn that goes on: however much it reads, no more is kept of it."""
+    once = [hit for hit in hits if hit.event in TOLD_ONCE]
+    each = [hit for hit in hits if hit.event not in TOLD_ONCE]
+    kept = {id(hit) for hit in [*_last_of_each(once)[-MOST_EVENTS:], *each[-MOST_EVENTS:]]}
+    return [hit for hit in hits if id(hit) in kept]
+
+
+def _told(hits: list[Hit]) -> list[Hit]:
+    """What is told of a turn: of repeating kinds the last one, and no more than a bounded number."""
+    return _last_of_each(hits)[-MOST_EVENTS:] if len(hits) > 1 else hits
+
+
+def _last_of_each(hits: list[Hit]) -> list[Hit]:
+    last = {(hit.event, hit.rank, hit.fields.get("kind")): hit for hit in hits if hit.event in TOLD_ONCE}
+    return [
+        hit for hit in hits if hit.event not in TOLD_ONCE or last[hit.event, hit.rank, hit.fields.get("kind")] is hit
+    ]
 
 
 class Logs:
@@ -439,9 +472,9 @@ class Logs:
             return  # a part of the history now would be a step later
         events, errors = logs.totals()
         for event in EVENTS:
-            yield LOG_EVENTS.read(float(events[event]), server.name, event)
+            yield _again(logs.told, event, LOG_EVENTS, float(events.get(event, 0)), server.name, event)
         for kind in ERROR_KINDS:
-            yield LOG_ERRORS.read(float(errors[kind]), server.name, kind)
+            yield _again(logs.told, f"error {kind}", LOG_ERRORS, float(errors.get(kind, 0)), server.name, kind)
 
     def _arrange(self, logs: _ServerLogs, server: Server, at: float) -> Iterator[Reading]:
         """Open and close logs so that they are those of the server's places, each file once."""
@@ -509,43 +542,52 @@ class Logs:
 
     def _read_log(self, log: _Log, server: str, now: Moment, demand: bool) -> Iterator[Observation]:
         before = {stream: voice.bytes_read for stream, voice in log.voices.items()}
-        yield from self._tell(log, server, list(log.read(self._turn_bytes)), now, demand)
+        yield from self._tell(log, server, log.read(self._turn_bytes), now, demand)
         log.turn_done([v for stream, v in log.voices.items() if v.bytes_read > before.get(stream, 0)], now.wall)
 
-    def _tell(self, log: _Log, server: str, heard: list[_Heard], now: Moment, demand: bool) -> Iterator[Observation]:
-        for pid, rank in {pid: rank for _, batch in heard for pid, rank in batch.names.items()}.items():
+    def _tell(
+        self, log: _Log, server: str, heard: Iterable[_Heard], now: Moment, demand: bool
+    ) -> Iterator[Observation]:
+        names, told, hits = dict[int, str](), dict[str, list[Hit]](), list[Hit]()
+        for voice, batch in heard:
+            if batch.names:
+                names.update(batch.names)
+            if batch.hits:
+                of_voice = told[voice.name] = [*told.get(voice.name, ()), *batch.hits]
+                if len(of_voice) > MOST_KEPT:
+                    told[voice.name] = _bounded(of_voice)
+        for pid, rank in names.items():
             yield RankName(server, pid, rank)
-        hits: list[Hit] = []
         for voice in log.voices.values():
-            told = _told([hit for speaker, batch in heard if speaker is voice for hit in batch.hits])
+            if voice.name not in told:
+                continue
             at, modified = now.monotonic, log.modified(voice)
             if log.is_history and modified is not None and not log.told:
                 at -= max(0.0, now.wall - modified)
-            for hit in told:
+            for hit in (of_voice := _told(told[voice.name])):
                 yield Event(at, server, hit.event, hit.rank, voice.name, hit.fields, _dated(voice, modified, hit))
-            hits += told
+            hits += of_voice
         if demand and hits:
             yield from _demand(server, hits)
 
-    def _log_readings(self, log: _Log, server: str, before: dict[str, Counter[str]]) -> Iterator[Reading]:
+    def _log_readings(self, log: _Log, server: str, before: dict[str, _Counts]) -> Iterator[Reading]:
         if log.is_silent:
             return
         voices: dict[str, _Voice | None] = {voice.name: voice for voice in log.voices.values()}
         for name, voice in (voices or {log.place.name: None}).items():
-            counts, base = _counts(log, voice), before.get(name, Counter())
+            counts, told = _sum(_counts(log, voice), before.get(name)), voice.told if voice is not None else {}
             if log.tail.reason is not None:
-                errors = LOG_READ_ERRORS.name
-                yield LOG_READ_ERRORS.read(float(counts[errors] + base[errors]), server, name)
+                yield LOG_READ_ERRORS.read(float(counts[_COUNTERS.index(LOG_READ_ERRORS)]), server, name)
                 yield LOG_BYTES.missing(log.tail.reason, server, name)
                 continue
-            yield LOG_BACKLOG.read(float(log.tail.backlog), server, name)
+            yield _again(told, LOG_BACKLOG.name, LOG_BACKLOG, float(log.tail.backlog), server, name)
             if log.catching_up:
                 yield LOG_BYTES.missing("timeout", server, name)
                 continue
-            for signal in _COUNTERS:
-                yield signal.read(float(counts[signal.name] + base[signal.name]), server, name)
+            for signal, count in zip(_COUNTERS, counts, strict=True):
+                yield _again(told, signal.name, signal, float(count), server, name)
             if voice is not None and voice.last_line is not None:
-                yield LOG_LAST_LINE.read(voice.last_line, server, name)
+                yield _again(told, LOG_LAST_LINE.name, LOG_LAST_LINE, voice.last_line, server, name)
 
     # --- over a restart of ours ----------------------------------------------------------------------------
 
@@ -646,15 +688,6 @@ def _distinct(places: tuple[LogPlace, ...]) -> dict[str, LogPlace]:
         seen.add(identity)
         distinct.setdefault(place.name, place)
     return distinct
-
-
-def _told(hits: list[Hit]) -> list[Hit]:
-    """What is told of a turn: of repeating kinds the last one, and no more than a bounded number."""
-    last = {(hit.event, hit.rank, hit.fields.get("kind")): hit for hit in hits if hit.event in TOLD_ONCE}
-    told = [
-        hit for hit in hits if hit.event not in TOLD_ONCE or last[hit.event, hit.rank, hit.fields.get("kind")] is hit
-    ]
-    return told[-MOST_EVENTS:]
 
 
 def _dated(voice: _Voice, modified: float | None, hit: Hit) -> float | None:
