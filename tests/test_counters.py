@@ -16,6 +16,7 @@ from stallwatch.frameworks import Framework, load_frameworks, quantity
 from stallwatch.sources import log_lines, log_text
 from stallwatch.sources.log_lines import Hit, LogScanner
 from stallwatch.sources.log_times import parse_time
+from stallwatch.startup import Startup
 
 FRAMEWORKS = {framework.name: framework for framework in load_frameworks()}
 FOLDER = Path(__file__).parent / "frameworks"
@@ -304,6 +305,51 @@ def test_the_search_for_bars_does_not_explode(text: str) -> None:
         found = log_text.pieces_of(text.encode())
 
     assert b"".join(found) == text.encode()
+
+
+V0 = """\
+INFO 12-30 12:00:00 api_server.py:1] vLLM API server version 0.6.6
+INFO 12-30 12:00:00 api_server.py:2] args: Namespace(model='m', tensor_parallel_size=3)
+INFO 12-30 12:00:10 model_runner.py:1] Starting to load model m...
+(VllmWorkerProcess pid=91) INFO 12-30 12:00:10 model_runner.py:1] Starting to load model m...
+(VllmWorkerProcess pid=92) INFO 12-30 12:00:10 model_runner.py:1] Starting to load model m...
+(VllmWorkerProcess pid=91) INFO 12-30 12:00:40 model_runner.py:2] Loading model weights took 15.0 GB
+(VllmWorkerProcess pid=92) INFO 12-30 12:00:41 model_runner.py:2] Loading model weights took 15.0 GB
+"""
+
+
+def folded(text: str) -> Startup:
+    startup = Startup()
+    for number, hit in enumerate(scanner("vllm").feed(text.encode()).hits):
+        startup.apply(hit.event, hit.rank, hit.fields, float(number))
+    return startup
+
+
+def test_a_worker_of_v0_that_does_not_say_which_one_it_is_is_not_the_first_rank() -> None:
+    waiting = folded(V0)
+    loaded = folded(V0 + "INFO 12-30 12:01:00 model_runner.py:2] Loading model weights took 15.0 GB\n")
+
+    assert (waiting.phase, waiting.ranks["TP0"].is_loaded, set(waiting.ranks)) == ("loading_weights", False, {"TP0"})
+    assert waiting.last_progress == 6.0  # but somebody moved
+    assert (loaded.phase, loaded.ranks["TP0"].is_loaded) == ("post_load", True)
+
+
+def test_a_worker_of_v0_is_the_rank_that_a_line_with_its_pid_named() -> None:
+    assigned = "INFO 12-30 12:00:05 x.py:1] rank 1 in world size 3 is assigned as DP rank 0, PP rank 0, TP rank 1\n"
+    lines = V0.splitlines(keepends=True)
+
+    startup = folded("".join([*lines[:2], f"(VllmWorkerProcess pid=91) {assigned}", *lines[2:]]))
+
+    assert {name: rank.is_loaded for name, rank in startup.ranks.items()} == {"TP1": True, "TP0": False}
+
+
+def test_the_draft_of_one_worker_of_v0_is_not_the_model_of_another() -> None:
+    text = "".join(
+        f"(VllmWorkerProcess pid={pid}) INFO 05-06 12:00:00 [loader.py:1] Loading weights took 9.10 seconds\n"
+        for pid in (91, 92, 91)
+    )
+
+    assert [hit.event for hit in scanner("vllm").feed(text.encode()).hits] == ["load_end", "load_end", "draft_load_end"]
 
 
 def test_what_a_shard_of_tgi_held_back_is_one_traceback() -> None:

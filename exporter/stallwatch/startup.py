@@ -55,6 +55,9 @@ MOST_RANKS = 1024
 SHARED = "shared"
 """Field of a marker that only one rank of a server writes: a rank that did not write it is not behind."""
 
+NAMELESS = "nameless"
+"""Field of a marker of a rank that is not the first one, and not known: it says nothing of any rank that is."""
+
 SAME_TROUBLE_SECONDS = 60.0
 """A fatal line later than this after another one is another trouble."""
 
@@ -142,7 +145,7 @@ class Startup:
         self.seen.add(event)
         self.version = str(fields.get("version") or self.version)
         moved = self._counter_moves(event, rank, fields) if event in COUNTERS else event in PROGRESS_EVENTS
-        if event in PHASE_OF_EVENT:
+        if event in PHASE_OF_EVENT and not fields.get(NAMELESS):
             self._enter(event, rank, at, bool(fields.get(SHARED)))
         self._note(event, rank, at)
         if moved:

@@ -304,6 +304,7 @@ class Framework:
             engine=inside.engine or before.engine,
             relay=inside.relay or before.relay,
             nameless=inside.nameless or before.nameless,
+            nameless=inside.nameless or before.nameless,
             own=not uvicorn,
             uvicorn=uvicorn,
         ), message

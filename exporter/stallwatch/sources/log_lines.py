@@ -389,10 +389,13 @@ class LogScanner:
         groups = groups_of(match)
         self._learn_server(pattern, groups)
         rank = self._ranks.of(pattern, groups, prefix, batch.names)
-        event = self._event(pattern, rank)
+        is_nameless = rank is None and prefix.nameless is not None
+        event = self._event(pattern, f"pid {prefix.pid}" if is_nameless else rank)
         self._count(event, pattern.kind, line)
         self._turn(event)
         fields = self._fields(pattern, groups, prefix)
+        if is_nameless:
+            fields["nameless"] = 1.0
         self._taken = pattern, event, rank, fields
         if event in _QUIET_EVENTS or self._is_redrawn(event, rank, fields, match):
             return None
