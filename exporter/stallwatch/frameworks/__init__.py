@@ -304,7 +304,6 @@ class Framework:
             engine=inside.engine or before.engine,
             relay=inside.relay or before.relay,
             nameless=inside.nameless or before.nameless,
-            nameless=inside.nameless or before.nameless,
             own=not uvicorn,
             uvicorn=uvicorn,
         ), message
