@@ -13,14 +13,13 @@ from stallwatch.drill import story
 from stallwatch.drill.cards import CardPlan
 from stallwatch.drill.command import FASTEST, Pace, duration, expectation, list_conditions
 from stallwatch.drill.conditions import (
-    CONDITIONS,
     Condition,
     UnknownSettingError,
-    find_condition,
     from_record,
     to_record,
     with_settings,
 )
+from stallwatch.drill.table import CONDITIONS, find_condition
 from stallwatch.model import REASONS, STATES
 
 
@@ -51,7 +50,7 @@ def test_settings_change_numbers_only() -> None:
 @pytest.mark.parametrize("setting", ["name=x", "culprit", "culprit=8", "culprit=-1", "slow_load=maybe", "x=1"])
 def test_a_setting_that_makes_no_sense_is_refused(setting: str) -> None:
     with pytest.raises(UnknownSettingError):
-        with_settings(find_condition("normal"), [setting])
+        with_settings(find_condition("barrier-deadlock"), [setting])
 
 
 def test_an_unknown_condition_is_refused_with_what_is_allowed() -> None:

@@ -53,7 +53,6 @@ ALLOWED: Mapping[str, str] = {
     "sources.log_places": "model sources.log_guard",
     "sources.log_ranks": "frameworks",
     "sources.log_repeats": "startup frameworks frameworks.json_lines sources.log_search",
-    "sources.log_repeats": "startup frameworks frameworks.json_lines sources.log_search",
     "sources.log_search": "frameworks",
     "sources.log_shapes": "frameworks sources.log_text",
     "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.log_guard"
@@ -135,7 +134,7 @@ ALLOWED: Mapping[str, str] = {
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation memory state_file web.*",
     "drill": "model strict_yaml config",
     "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue record replay"
-    " drill.command drill.conditions drill.nvml_standin",
+    " drill.command drill.conditions drill.memory_cgroup drill.nvml_standin drill.table",
     "__main__": "cli",
 }
 

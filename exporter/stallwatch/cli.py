@@ -317,8 +317,10 @@ def _run_replay(arguments: argparse.Namespace) -> int:
 
 def _run_drill(arguments: argparse.Namespace) -> int:
     from .drill import command
-    from .drill.conditions import UnknownSettingError, find_condition
+    from .drill.conditions import UnknownSettingError
+    from .drill.memory_cgroup import NoCgroupError
     from .drill.nvml_standin import NoCompilerError
+    from .drill.table import find_condition
 
     if arguments.action == "list":
         return command.list_conditions(sys.stdout)
@@ -326,7 +328,7 @@ def _run_drill(arguments: argparse.Namespace) -> int:
         condition = find_condition(arguments.name)
         drill = command.Drill(condition, arguments.seconds, arguments.speed, arguments.serve, arguments.gpus)
         return command.run(drill, sys.stdout)
-    except (UnknownSettingError, NoCompilerError) as error:
+    except (UnknownSettingError, NoCgroupError, NoCompilerError) as error:
         raise UsageError(str(error)) from None
 
 

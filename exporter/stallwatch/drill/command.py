@@ -21,12 +21,16 @@ from typing import TextIO
 
 from ..config import Intervals, Thresholds
 from ..model import PHASES
-from .conditions import CONDITIONS, Condition
+from .conditions import Condition
 from .janitor import cleaned_up
 from .leash import die_with_parent
+from .memory_cgroup import NoCgroupError, refusal
 from .nvml_standin import StandIn, build
+from .table import CONDITIONS, find_condition
 
 SHORTEST_INTERVAL_SECONDS = 0.1
+SHORTEST_FOR_CPU_SECONDS = 0.5
+"""CPU time comes in ticks of 10 ms: in a shorter time one tick of a polling thread looks like a busy CPU."""
 FASTEST = 60.0
 """Beyond this a look takes longer than a verdict may."""
 
@@ -55,9 +59,12 @@ class Pace:
 
     @property
     def intervals(self) -> Intervals:
-        shipped = Intervals()
+        shipped, shortest = Intervals(), {"processes": SHORTEST_FOR_CPU_SECONDS}
         return Intervals(
-            **{f.name: max(SHORTEST_INTERVAL_SECONDS, getattr(shipped, f.name) / self.speed) for f in fields(Intervals)}
+            **{
+                f.name: max(shortest.get(f.name, SHORTEST_INTERVAL_SECONDS), getattr(shipped, f.name) / self.speed)
+                for f in fields(Intervals)
+            }
         )
 
     def config(self) -> str:
@@ -88,13 +95,23 @@ def expectation(condition: Condition, thresholds: Thresholds) -> str:
     return f"{', '.join(words)}; {_moment(condition, thresholds)}"
 
 
+_AT_ONCE: Mapping[str, str] = {
+    "failed": "a few seconds after the rank is gone",
+    "idle": "as soon as the server is ready, and never stalled before",
+    "working": "while it goes on, and never stalled",
+}
+_SILENCES: Mapping[str, str] = {
+    "stopped": "window",
+    "no_tokens": "serve_stall_after",
+    "health_timeout": "serve_stall_after",
+}
+
+
 def _moment(condition: Condition, thresholds: Thresholds) -> str:
-    if condition.expected_state == "failed":
-        return "a few seconds after the rank is gone"
-    if condition.expected_state == "idle":
-        return "as soon as the server is ready, and never stalled before"
-    silence = thresholds.window if condition.expected_reason == "stopped" else thresholds.stall_after
-    return f"{duration(silence)} after the last progress, which is the end of the load"
+    if condition.expected_state in _AT_ONCE:
+        return _AT_ONCE[condition.expected_state]
+    silence = getattr(thresholds, _SILENCES.get(condition.expected_reason, "stall_after"))
+    return f"{duration(silence)} after {condition.since}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,39 +124,63 @@ class Drill:
     serves: bool = False
     gpus: bool = False
 
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """That of the server and, where there are two, of the one beside it."""
+        return (self.condition, *([find_condition(self.condition.also)] if self.condition.also else []))
+
 
 def run(drill: Drill, out: TextIO) -> int:
     """Start the stand-in, say what to expect, and wait for the time limit or a signal.
 
-    NoCompilerError when cards are asked for and nothing can build them.
+    NoCompilerError when cards are asked for and nothing can build them, NoCgroupError when a memory cgroup is needed
+    and none can be made.
     """
-    condition, limit_seconds = drill.condition, drill.limit_seconds
-    pace, port = Pace(drill.speed), _free_port()
+    condition, pace = drill.condition, Pace(drill.speed)
+    if any(act == "make-cgroup" for act in condition.acts("before", "launcher")) and (why := refusal()):
+        raise NoCgroupError(f"{condition.name} cannot be run: {why}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(_folder()))
         cards = StandIn(folder, build(folder), condition.ranks) if drill.gpus or condition.needs_cards else None
         config = folder / "stallwatch.yml"
         config.write_text(pace.config())
+        servers = {_free_port(): each for each in drill.conditions}
         print(f"{condition.name}: {condition.summary}", file=out)
-        print(f"server: sglang-{port}, for {duration(limit_seconds)}", file=out)
-        print(f"stallwatch should say: {expectation(condition, pace.thresholds)}", file=out)
+        for port, each in servers.items():
+            print(f"server: {server_name(each, port)}, for {duration(drill.limit_seconds)}", file=out)
+            print(f"stallwatch should say: {expectation(each, pace.thresholds)}", file=out)
+        if condition.note:
+            print(f"note: {condition.note}", file=out)
         print(f"configuration: {config}\n\n{pace.config()}", file=out, flush=True)
         sight = {} if cards is None else cards.environment()
         for name, value in sight.items():
             print(f"an exporter that is to see the cards needs {name}={value}", file=out, flush=True)
         stack.enter_context(_ended_by_signals())
-        command = [sys.executable, "-m", "stallwatch.drill.standin", condition.name, "--port", str(port)]
-        command += ["--for", duration(limit_seconds + _END_SECONDS)]  # we end it, and the exporter before it
-        command += ["--set", f"slow_seconds={condition.slow_seconds / drill.speed}"]
-        command += [] if cards is None else ["--cards", str(folder)]
         with suppress(_EndedError):
-            standin = stack.enter_context(_child(command, signal.SIGKILL, quiet=True))
+            standins = [
+                stack.enter_context(
+                    _child(_standin(drill, each, port, folder if cards else None), signal.SIGKILL, True)
+                )
+                for port, each in servers.items()
+            ]
             if drill.serves:
                 exporter = [sys.executable, "-m", "stallwatch", "serve", "--config.file", str(config)]
                 stack.enter_context(_child(exporter, signal.SIGTERM, environment=sight))
             with suppress(subprocess.TimeoutExpired):
-                standin.wait(limit_seconds)
+                standins[0].wait(drill.limit_seconds)
     return 0
+
+
+def server_name(condition: Condition, port: int) -> str:
+    """As stallwatch will call it, when no other server has the name."""
+    return f"{condition.launch.framework}-{1 if condition.launch.embedded else port}"
+
+
+def _standin(drill: Drill, condition: Condition, port: int, cards: Path | None) -> list[str]:
+    command = [sys.executable, "-m", "stallwatch.drill.standin", condition.name, "--port", str(port)]
+    command += ["--for", duration(drill.limit_seconds + _END_SECONDS)]  # we end it, and the exporter before it
+    command += ["--speed", f"{drill.speed:g}"]
+    return command if cards is None or condition is not drill.condition else [*command, "--cards", str(cards)]
 
 
 class _EndedError(Exception):

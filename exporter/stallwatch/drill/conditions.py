@@ -1,22 +1,28 @@
-"""The conditions a stand-in server can be in, as data."""
+"""The conditions a stand-in server can be in: their type, and how one is changed.  The table stands in `table`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
-Behaviour = Literal["pass", "sleep", "read", "stop", "die"]
-"""What the culprit does between its own `Load weight end` and the barrier where the others wait for it."""
+from .steps import RANKS, Launch, Moment, Step, Who
+
+TIMES = ("slow_seconds", "beat_seconds", "pause_seconds")
+"""Fields that are divided by the speed of a drill, as the times of a verdict are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     """One condition.  `expected_state` and `expected_reason` are what stallwatch should say in the end.
 
-    `culprit` is the number of the rank that behaves differently.  `slow_seconds` is how long it reads
-    (behaviour `read`), or how long every rank takes to load when `slow_load` is set.  Speeds are bytes a
-    second and rank.  `poller_threads` wake 100 times a second, as the epoll threads of gloo do.
+    `since`: what the silence that leads to it counts from.  `twin`: a condition that looks much like this one and
+    is no stall.  `also`: the condition of a second server beside it.  `note`: for people.
+
+    `culprit` is the number of the rank that behaves differently.  `slow_seconds` is how long slow work takes,
+    `beat_seconds` how often a heartbeat comes, `pause_seconds` a wait that is longer than a window and shorter
+    than a stall.  Speeds are bytes a second and rank.  `poller_threads` wake 100 times a second, as the epoll
+    threads of gloo do.
     """
 
     name: str
@@ -24,10 +30,14 @@ class Condition:
     expected_state: str
     expected_reason: str = "none"
     names_culprit: bool = False
+    since: str = "the last progress, which is the end of the load"
+    twin: str = ""
+    also: str = ""
+    note: str = ""
+    steps: tuple[Step, ...] = ()
+    launch: Launch = field(default_factory=Launch)
     culprit: int = 3
-    behaviour: Behaviour = "pass"
-    spinner: int | None = None
-    slow_load: bool = False
+    spinner: int = 5
     ranks: int = 8
     threads: int = 200
     frontend_threads: int = 130
@@ -35,6 +45,8 @@ class Condition:
     load_seconds: float = 4.0
     slow_seconds: float = 720.0
     slow_bytes_per_second: int = 4 << 20
+    beat_seconds: float = 60.0
+    pause_seconds: float = 150.0
     step_seconds: float = 0.2
     logs_access: bool = True
     total_lines: int = 0
@@ -48,83 +60,34 @@ class Condition:
     def expected_rank(self) -> str | None:
         return f"TP{self.culprit}" if self.names_culprit else None
 
+    @property
+    def all_ranks(self) -> int:
+        """Those of other nodes included."""
+        return self.ranks * self.launch.nodes
 
-CONDITIONS: tuple[Condition, ...] = (
-    Condition("normal", "loads, becomes ready, then nobody asks anything", "idle"),
-    Condition(
-        "barrier-deadlock",
-        "every rank has loaded; all but one wait in a barrier for one that sleeps",
-        "stalled",
-        "idle_wait",
-        names_culprit=True,
-        behaviour="sleep",
-    ),
-    Condition(
-        "phantom-hang",
-        "looks like barrier-deadlock, but the last rank still reads, slowly; then the server is ready",
-        "idle",
-        behaviour="read",
-        logs_access=False,
-        total_lines=312,
-    ),
-    Condition(
-        "slow-load",
-        "every rank reads its weights slowly and the log is silent; then the server is ready",
-        "idle",
-        slow_load=True,
-    ),
-    Condition(
-        "busy-spin",
-        "barrier-deadlock with one waiter that spins on the CPU instead of sleeping",
-        "suspect",
-        "busy_spin",
-        behaviour="sleep",
-        spinner=5,
-    ),
-    Condition(
-        "stopped-rank",
-        "one rank is stopped by a signal after its load; the others wait for it in a barrier",
-        "stalled",
-        "stopped",
-        names_culprit=True,
-        behaviour="stop",
-    ),
-    Condition(
-        "gpu-spin",
-        "barrier-deadlock in which every card spins in a collective at little more than idle power",
-        "suspect",
-        "gpu_spin",
-        behaviour="sleep",
-        gpu_utilization=1.0,
-        gpu_watts=152.0,
-        needs_cards=True,
-    ),
-    Condition(
-        "dead-rank",
-        "one rank dies without a word after its load; its parent never looks",
-        "failed",
-        "rank_dead",
-        names_culprit=True,
-        behaviour="die",
-    ),
-)
+    def acts(self, at: Moment, who: Who) -> list[str]:
+        """What somebody does at a moment."""
+        return [step.act for step in self.steps if (step.at, step.who) == (at, who)]
+
+    def acts_of_rank(self, at: Moment, number: int) -> list[str]:
+        """The same for a rank of this node, by its number on it."""
+        roles = {"culprit": self.culprit, "spinner": self.spinner, "first": 0, "all": number}
+        who = [role for role in RANKS if roles[role] == number]
+        return [step.act for step in self.steps if step.at == at and step.who in who]
+
+    def at_speed(self, speed: float) -> Condition:
+        """With the times of a verdict divided by `speed`."""
+        changes: dict[str, Any] = {name: getattr(self, name) / speed for name in TIMES}
+        return replace(self, **changes)
 
 
 class UnknownSettingError(ValueError):
     """A condition, or a setting of one, that does not exist; the text says what is allowed."""
 
 
-def find_condition(name: str) -> Condition:
-    for condition in CONDITIONS:
-        if condition.name == name:
-            return condition
-    allowed = ", ".join(condition.name for condition in CONDITIONS)
-    raise UnknownSettingError(f"{name!r} is no condition; allowed are {allowed}")
-
-
 def with_settings(condition: Condition, settings: Iterable[str]) -> Condition:
     """The condition with `key=value` settings applied, each as a number or true/false."""
-    numbers = {f.name: f.type for f in fields(Condition) if f.type in ("int", "float", "bool", "int | None")}
+    numbers = {f.name: f.type for f in fields(Condition) if f.type in ("int", "float", "bool")}
     changes: dict[str, Any] = {}
     for setting in settings:
         key, _, text = setting.partition("=")
@@ -132,8 +95,9 @@ def with_settings(condition: Condition, settings: Iterable[str]) -> Condition:
             raise UnknownSettingError(f"{key!r} is no setting; allowed are {', '.join(sorted(numbers))}")
         changes[key] = _value(setting, numbers[key], text)
     changed = replace(condition, **changes)
-    if not 0 <= changed.culprit < changed.ranks:
-        raise UnknownSettingError(f"culprit {changed.culprit} is not one of {changed.ranks} ranks")
+    for who, number in (("culprit", changed.culprit), ("spinner", changed.spinner)):
+        if any(step.who == who for step in changed.steps) and not 0 <= number < changed.ranks:
+            raise UnknownSettingError(f"{who} {number} is not one of {changed.ranks} ranks")
     return changed
 
 
@@ -154,4 +118,5 @@ def to_record(condition: Condition) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Condition:
-    return Condition(**record)
+    steps = tuple(Step(**step) for step in record["steps"])
+    return Condition(**{**record, "steps": steps, "launch": Launch(**record["launch"])})

@@ -1,7 +1,7 @@
 """Cleans up behind a launcher, whatever ended it: waits for its pipe to close, then removes what is left.
 
-`python -m stallwatch.drill.janitor FOLDER`, with the launcher's pipe as stdin.  The first line
-on it is the process group to end; the folder is removed when the group is gone.
+`python -m stallwatch.drill.janitor FOLDER`, with the launcher's pipe as stdin.  A number on it is a process group
+to end, a path a cgroup to remove; the folder is removed when the group is gone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,22 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     words = sys.stdin.read().split()
-    if words:
-        end_group(int(words[0]))
+    for word in words:
+        if word.isdecimal():
+            end_group(int(word))
+    for word in words:
+        if word.startswith("/"):
+            _remove_cgroup(word)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_cgroup(path: str) -> None:
+    """Who is in it was ended; the kernel may take a moment."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while os.path.isdir(path) and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+        time.sleep(0.05)
 
 
 def end_group(group: int) -> None:

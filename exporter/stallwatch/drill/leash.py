@@ -13,9 +13,10 @@ def tie_to_parent(parent_pid: int, limit_seconds: float) -> None:
     """Die with SIGKILL when the parent's creating thread ends, and with SIGALRM after `limit_seconds`.
 
     Both are the kernel's work: they need no thread of ours, and the first also reaches a stopped process.
-    Must be called by the main thread.  A parent that is gone already ends the process here.
+    Must be called by the main thread.  A parent that is gone already ends the process here; 0 is whoever is the
+    parent now.
     """
-    die_with_parent(parent_pid, signal.SIGKILL)
+    die_with_parent(parent_pid or os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_seconds)
 

@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 writes while it starts: the lines of a stand-in, in order.  Pure.
+"""What SGLang 0.5.23 writes while it starts: the lines of a stand-in, in order; `Sglang` tells who says them.  Pure.
 
 Line shapes follow the release's formatter; values are invented.  `{x}` figures do not matter to anyone who
 reads the log for progress.
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from .conditions import Condition
+from .telling import Speaker, Stage
 
 SHARDS = 163
 PLANTED_SECRET = "planted-admin-key-7f3a"  # noqa: S105  # must never leave the log: tests look for it
@@ -26,10 +27,10 @@ def stamp(now: datetime, text: str, rank: int | None = None) -> str:
     return f"[{now:%Y-%m-%d %H:%M:%S}{prefix}] {text}\n"
 
 
-def arguments(model_path: str, ranks: int, port: int) -> str:
+def arguments(model_path: str, ranks: int, port: int, nodes: int = 1) -> str:
     return (
         f"server_args={{'model_path': '{model_path}', 'tokenizer_path': '{model_path}', 'host': '127.0.0.1', "
-        f"'port': {port}, 'tp_size': {ranks}, 'pp_size': 1, 'dp_size': 1, 'nnodes': 1, 'node_rank': 0, "
+        f"'port': {port}, 'tp_size': {ranks}, 'pp_size': 1, 'dp_size': 1, 'nnodes': {nodes}, 'node_rank': {nodes - 1}, "
         f"'load_format': 'auto', 'api_key': None, 'admin_api_key': '{PLANTED_SECRET}', "
         f"'watchdog_timeout': 300}}"
     )
@@ -128,8 +129,8 @@ def first_visitors() -> list[str]:
     return [access(f"127.0.0.1:{50200 + n}", "GET", paths[n]) for n in range(LINES_AFTER_READY)]
 
 
-def access(client: str, method: str, path: str) -> str:
-    return f'INFO:     {client} - "{method} {path} HTTP/1.1" 200 OK'
+def access(client: str, method: str, path: str, status: int = 200) -> str:
+    return f'INFO:     {client} - "{method} {path} HTTP/1.1" {status} OK'
 
 
 def leaving(pid: int) -> list[str]:
@@ -163,3 +164,98 @@ def _lines_without_notices(ranks: int) -> int:
     first_rank = len(("shard bar", "capture bar", scheduler_ready()))
     main = len(("arguments", "ready")) + len(serving(0, 0)) + LINES_AFTER_READY
     return ranks * every_rank + first_rank + main
+
+
+class Sglang:
+    """See telling.Story."""
+
+    module = "sglang.launch_server"
+
+    def command(self, stage: Stage) -> list[str]:
+        words = ["-m", self.module, "--model-path", stage.model, "--tp-size", str(stage.ranks)]
+        words += ["--host", "127.0.0.1", "--port", str(stage.port)]
+        if stage.nodes > 1:
+            words += ["--nnodes", str(stage.nodes), "--node-rank", str(stage.nodes - 1)]
+            words += ["--dist-init-addr", "192.0.2.10:20000"]
+        return words
+
+    def stamp_line(self, now: datetime, text: str, speaker: Speaker) -> str:
+        return stamp(now, text, speaker.rank)
+
+    def title(self, speaker: Speaker) -> str:
+        return "sglang::detokenizer" if speaker.rank is None else f"sglang::scheduler_TP{speaker.rank}"
+
+    def opening(self, stage: Stage) -> list[str]:
+        return [arguments(stage.model, stage.ranks, stage.port, stage.nodes)]
+
+    def engine_opening(self, stage: Stage) -> list[str]:
+        return []
+
+    def notices(self, condition: Condition, rank: int) -> list[str]:
+        return import_notices(condition, rank)
+
+    def before_meeting(self, rank: int, stage: Stage) -> list[str]:
+        return joining()[:1]
+
+    def after_meeting(self, rank: int, stage: Stage) -> list[str]:
+        return joining()[1:]
+
+    def begin_load(self, rank: int, stage: Stage) -> list[str]:
+        return [load_begin()]
+
+    def bar(self, share: float, speaker: Speaker) -> str:
+        return shard_bar(share)
+
+    def end_load(self, rank: int, seconds: float) -> list[str]:
+        return [load_end(seconds)]
+
+    def begin_compile(self) -> list[str]:
+        return [
+            "Entering DeepGEMM JIT Pre-Compile session. It may take a long time (typically 10-20 mins)",
+            "Try DeepGEMM JIT Compiling for <GEMM_NT_F8F8BF16> N=4096, K=7168, num_groups=1 with all Ms.",
+        ]
+
+    def end_compile(self) -> list[str]:
+        return []
+
+    def pools(self, rank: int) -> list[str]:
+        return after_barrier()
+
+    def begin_capture(self, rank: int) -> list[str]:
+        return [capture_begin()]
+
+    def capture_bars(self, speaker: Speaker) -> Iterator[str]:
+        return capture_bars()
+
+    def end_capture(self, rank: int) -> list[str]:
+        return [capture_end(), *([scheduler_ready()] if rank == 0 else [])]
+
+    def engine_end(self) -> list[str]:
+        return []
+
+    def going_online(self, pid: int, port: int) -> list[tuple[Speaker, str]]:
+        return [(Speaker("main" if rank is None else "rank", pid, rank), text) for rank, text in serving(pid, port)]
+
+    def online(self) -> list[str]:
+        return [ready(), *first_visitors()]
+
+    def access_line(self, client: str, method: str, path: str, status: int = 200) -> str:
+        return access(client, method, path, status)
+
+    def port_in_use(self, port: int) -> str:
+        return f"port {port} is in use. Waiting for 5 seconds for the server to be available."
+
+    def heartbeat(self) -> str:
+        return "No available block found in 60 second."
+
+    def stats(self, running: int, tokens_per_second: float) -> str:
+        return (
+            f"Decode batch, #running-req: {running}, #token: 4711, token usage: 0.02, cuda graph: True, "
+            f"gen throughput (token/s): {tokens_per_second:.2f}, #queue-req: 0"
+        )
+
+    def farewell(self, pid: int) -> list[str]:
+        return leaving(pid)
+
+    def metrics(self, running: int, prompt_tokens: int, tokens: int, finished: int) -> str:
+        return ""
