@@ -271,6 +271,15 @@ def test_check_says_suspect_when_only_cpu_moves_meanwhile() -> None:
     assert (verdict.state, verdict.reason) == ("suspect", "busy_spin")
 
 
+@pytest.mark.parametrize(("utilization", "reason"), [(1.0, "gpu_spin"), (0.5, "none")])
+def test_check_sees_a_spin_in_the_seconds_it_watches(utilization: float, reason: str) -> None:
+    """Not proven, for what the card takes at rest was not learned in that time."""
+    card = CardFigures(utilization=utilization, memory_utilization=0.0, power=152.0, limit=700.0)
+    verdict = watched(Feed(cards={"TP0": card})).tick(15.0, dated={"s": WALL + 15 - 2460}).verdict
+
+    assert (verdict.state, verdict.reason) == ("suspect", reason)
+
+
 def test_check_without_dated_evidence_is_quiet_and_says_how_long_to_watch() -> None:
     report = watched(Feed()).tick(15.0, dated={})
 

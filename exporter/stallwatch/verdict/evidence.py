@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import signals
@@ -174,18 +174,18 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
         timeouts=timeouts.in_a_row,
         timeouts_span=timeouts.span(now),
         busy=frozenset(name for name, at in timeline.busy_at.items() if now - at <= window),
-        **_of_cards(timeline, now),
+        **_of_cards(timeline, now, progress_age or 0.0),
     )
 
 
-def _of_cards(timeline: ServerTimeline, now: float) -> dict[str, Any]:
-    """What its GPUs tell; nothing where there are none."""
+def _of_cards(timeline: ServerTimeline, now: float, dated: float) -> dict[str, Any]:
+    """What its GPUs tell; nothing where there are none.  What we watch for so short a time spins for `dated` seconds."""
     cards, name = timeline.cards, timeline.name
     if cards is None:
         return {}
     return {
         "cards_rest": cards.at_rest(name, now),
-        "spins": cards.spins(name, now),
+        "spins": tuple(replace(spin, age=max(spin.age, dated)) for spin in cards.spins(name, now)),
         "cards_work": cards.works(name, now),
         "lost_cards": cards.lost(name, now),
         "driver_hangs": cards.driver_hangs(name, now),
