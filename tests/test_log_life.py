@@ -488,6 +488,36 @@ def test_the_same_file_behind_another_number_of_its_device_is_read_on(
     assert reader.counts() == (0, 0, 0)
 
 
+@pytest.mark.parametrize("when", ["read", "closed"])
+def test_a_handle_that_fails_even_to_be_closed_is_left_behind(
+    when: str, log: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on FUSE when its program dies in the middle: the number is free then, and soon another file's."""
+    real, before = os.close, set(os.listdir("/proc/self/fd"))
+
+    def close(descriptor: int) -> None:
+        real(descriptor)
+        raise OSError(errno.ENOTCONN, "no")
+
+    def pread(*how: int) -> bytes:
+        raise OSError(errno.ENOTCONN, "no")
+
+    append(log, b"second\n")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "close", close)
+        if when == "read":
+            broken.setattr(os, "pread", pread)
+            assert reader.read() == b""
+            assert reader.tail.reason == "error"
+        else:
+            reader.tail.rest()
+    assert reader.tail.identity is None
+    assert len(os.listdir("/proc/self/fd")) == len(before) - 1
+
+    assert reader.read() == b"second\n"
+    assert reader.parts == [b"first\nsecond\n"]
+
+
 # --- what is in them --------------------------------------------------------------------------------------------
 
 
@@ -626,7 +656,7 @@ class FileLife(RuleBasedStateMachine):
     @rule(lines=st.integers(0, 5), how=st.sampled_from(["moved", "deleted", "packed"]))
     def is_rotated(self, lines: int, how: str) -> None:
         if self.replaced:
-            self.catch_up()  # of a second rotation before the next look the file between is lost to anybody
+            self.catch_up()  # of a second rotation under such names the file between is not found
         old = self.path.rename(self.path.with_suffix(f".{self.number}.{self.rotations}"))
         if how != "moved":
             old.unlink()
@@ -636,6 +666,21 @@ class FileLife(RuleBasedStateMachine):
         self.write("wb", lines)
         self.replaced = True
         self.rotations += 1
+
+    @rule(lines=st.lists(st.integers(0, 5), min_size=1, max_size=3))
+    def is_rotated_by_numbers(self, lines: list[int]) -> None:
+        """Once or several times before the next look: x.log.1 is the last one moved aside."""
+        if self.replaced:
+            self.catch_up()
+        for number in lines:
+            for old in range(9, 0, -1):
+                moved = self.path.with_name(f"x.log.{old}")
+                if moved.exists():
+                    moved.rename(self.path.with_name(f"x.log.{old + 1}"))
+            self.path.rename(self.path.with_name("x.log.1"))
+            self.write("wb", number)
+            self.replaced = True
+            self.rotations += 1
 
     @rule(lines=st.integers(1, 400))
     def is_cut(self, lines: int) -> None:

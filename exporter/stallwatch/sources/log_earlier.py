@@ -17,6 +17,7 @@ import re
 import stat
 import zlib
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -138,7 +139,7 @@ def read_earlier(file: Earlier) -> Generator[bytes]:
         descriptor = os.open(file.path, _FLAGS)
     except OSError:
         return
-    with open(descriptor, "rb") as raw:
+    with suppress(OSError), open(descriptor, "rb") as raw:  # to close it may fail, too
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != file.identity:
             return

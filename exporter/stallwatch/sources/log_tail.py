@@ -159,9 +159,11 @@ class LogTail:
             self._follow_on(self._file)
 
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file.descriptor)
-            self._file = None
+        if (file := self._file) is None:
+            return
+        self._file = None  # first of all: where closing fails the number is free all the same, and soon another file's
+        with suppress(OSError):
+            os.close(file.descriptor)
 
     def rest(self) -> None:
         """Keep nothing open until the next read, which goes on where this one ended, also where it was moved aside."""
