@@ -27,8 +27,13 @@ pytestmark = pytest.mark.e2e
 
 SPEED = 20.0
 SMALL: Mapping[str, float] = {
-    **{"ranks": 4, "spinner": 2, "threads": 20, "frontend_threads": 10, "poller_threads": 1},
-    **{"load_seconds": 1.0, "slow_seconds": 26.0},
+    "ranks": 4,
+    "spinner": 2,
+    "threads": 20,
+    "frontend_threads": 10,
+    "poller_threads": 1,
+    "load_seconds": 1.0,
+    "slow_seconds": 26.0,
 }
 """What two cores bear several times at once; slow work takes more than two stalls."""
 WITHIN = 60.0
