@@ -980,3 +980,46 @@ def test_a_helper_that_is_killed_is_replaced(here: StandIn) -> None:
     assert is_whole(found)
     assert [child.poll() for child in started] == [-signal.SIGKILL, 0]
     assert resources() == before
+
+
+def test_a_hang_of_ten_minutes_leaves_nothing_behind(here: StandIn) -> None:
+    """The second helper hangs as well, and some are killed; the clock is ours, so that it takes no ten minutes."""
+    started, clock = Started(), Clock()
+    before = resources()
+    driver = Nvml(PATIENT_SECONDS, start=started.start, monotonic=clock)
+    answer_of(driver)
+    here.hang("nvmlDeviceGetMemoryInfo_v2", card=1)
+    hung = clock.now
+    driver._deadline = 0.0  # from here on nobody waits
+
+    most = 0
+    while clock.now - hung < 900:
+        assert isinstance(driver.ask(False, False), Unanswered)
+        most = max(most, sum(child.poll() is None for child in started))
+    here.clear()
+    driver._deadline = PATIENT_SECONDS
+    found = later(driver, is_whole)
+    driver.close()
+
+    assert most == 2
+    assert is_whole(found)
+    assert {child.wait(PATIENT_SECONDS) for child in started} <= {0, -signal.SIGKILL}
+    assert resources() == before
+
+
+def test_what_a_library_prints_does_not_get_into_the_answers(here: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("print('a word from the library', flush=True)\nNVMLError = ValueError\n")
+    note = os.memfd_create("note")
+    os.truncate(note, nvml.NOTE.size)
+
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", nvml.__file__, str(tmp_path), str(note)],
+        input=b"0 0\n",
+        capture_output=True,
+        pass_fds=(note,),
+        timeout=PATIENT_SECONDS,
+        check=True,
+    )
+    os.close(note)
+
+    assert done.stdout == b'{"code": 13}\n'  # it has no nvmlInit
