@@ -89,7 +89,7 @@ class CardFigures:
 
     held: float = 76e9
     utilization: float = 0.0
-    dram_activity: float = 0.0
+    dram_activity: float | None = 0.0
     pcie: float = 200e3  # bytes per second: an idle link chatters
     memory_utilization: float | None = None  # this and what follows: None = not read
     power: float | None = None  # watts
@@ -106,6 +106,7 @@ class CardFigures:
             signals.GPU_POWER_LIMIT: self.limit,
             signals.GPU_IDLE_POWER: self.idle_power,
             signals.GPU_LOST: self.lost,
+            signals.GPU_DRAM_ACTIVITY: self.dram_activity,
         }
         read = [*self._usual(name, rank, gpu), *(s.read(v, gpu) for s, v in further.items() if v is not None)]
         if self.answers:
@@ -118,7 +119,6 @@ class CardFigures:
             signals.RANK_INFO.read(1.0, name, rank, "7", gpu),
             signals.GPU_PROCESS_MEMORY.read(self.held, gpu, name, rank),
             signals.GPU_UTILIZATION.read(self.utilization, gpu),
-            signals.GPU_DRAM_ACTIVITY.read(self.dram_activity, gpu),
             signals.GPU_PCIE_RECEIVE.read(self.pcie, gpu),
         ]
 

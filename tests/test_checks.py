@@ -961,6 +961,12 @@ def test_the_rank_whose_card_was_lost_first_is_named_and_of_several_at_once_none
     assert judged(replace(LOST, lost_cards=((4.0, "TP1"), (1.0, "TP0"))))[2] == "TP1"
     assert judged(replace(LOST, lost_cards=((4.0, "TP0"), (4.0, "TP1"))))[2] is None
     assert judged(replace(LOST, lost_cards=((4.0, "TP0"),), ranks=(RankEvidence("TP0"),)))[2] is None
+    assert judged(replace(LOST, lost_cards=((4.0, "TP0"), (4.0, "engine"))))[2] == "TP0"
+
+
+def test_a_card_of_an_engine_is_lost_too_and_that_of_a_front_end_is_no_matter() -> None:
+    assert judged(replace(LOST, lost_cards=((4.0, "engine"),))) == ("failed", "gpu_lost", None)
+    assert judged(replace(LOST, lost_cards=((4.0, "frontend"),)))[0] == "working"
 
 
 def test_a_lost_card_explains_the_death_and_the_fatal_line_that_follow() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from feed import WALL, CardFigures, Counters, Feed, Serving, server
+from feed import TICK, WALL, CardFigures, Counters, Feed, Serving, server
 from stallwatch import signals
 from stallwatch.episodes import FAILED_KEPT_SECONDS, MOST_ENDED
-from stallwatch.model import GpuState, Process, ProcessId, Verdict
+from stallwatch.model import GpuState, Process, ProcessId, Reading, Verdict
 from stallwatch.timeline import MIB
 
 
@@ -269,6 +271,37 @@ def test_check_says_suspect_when_only_cpu_moves_meanwhile() -> None:
 
     verdict = feed.tick(15.0, dated={"s": WALL - 9000}).verdict
     assert (verdict.state, verdict.reason) == ("suspect", "busy_spin")
+
+
+def advice_on_cards(card: CardFigures, *more: Reading) -> list[str]:
+    feed = watched(Feed(cards={"TP0": card}))
+    for t in (20.0, 25.0):
+        feed.look(t)
+        feed.timeline.put(more, t, TICK)
+    return [sentence for sentence in feed.tick(25.0).advice if "gpu" in sentence]
+
+
+WHOLE = CardFigures(memory_utilization=0.0, power=122.0, limit=700.0, idle_power=122.0)
+SOMEBODY = signals.GPU_PROCESS_MEMORY.read(5e9, "GPU-TP0", "", "")
+
+
+@pytest.mark.parametrize(
+    ("card", "more", "words"),
+    [
+        (replace(WHOLE, idle_power=None, dram_activity=None), (), "what the card takes at rest is not known yet"),
+        (replace(WHOLE, answers=False), (), "the GPU driver does not answer"),
+        (replace(WHOLE, lost=1.0), (), "a card is lost"),
+        (WHOLE, (SOMEBODY,), "others are on its cards too"),
+    ],
+)
+def test_why_a_card_tells_nothing_is_said(card: CardFigures, more: tuple[Reading, ...], words: str) -> None:
+    (sentence,) = advice_on_cards(card, *more)
+
+    assert sentence.endswith(words)
+
+
+def test_of_a_card_that_tells_all_nothing_is_said() -> None:
+    assert advice_on_cards(WHOLE) == []
 
 
 @pytest.mark.parametrize(("utilization", "reason"), [(1.0, "gpu_spin"), (0.5, "none")])

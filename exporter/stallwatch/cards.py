@@ -281,6 +281,20 @@ class Cards:
         in_flight = self.call.value if self.call.is_fresh(now) else None
         return (in_flight or 0.0) >= window and not any(card.reads(now, _FIGURE_ORDER) for card in present)
 
+    def why_unreadable(self, server: str, now: float) -> str:
+        """Why a channel of the server cannot be read: one of READ_REASONS, `shared` when others are on its cards, else
+        `learning`: what they take at rest is not known yet (only power needs that)."""
+        for card in self._present(server, now):
+            figures = [
+                card.of(signal) for signal in (signals.GPU_LOST, signals.GPU_MEMORY_USED, signals.GPU_UTILIZATION)
+            ]
+            reasons = [each.track.reason for each in figures if each.track.is_fresh(now) and each.track.reason]
+            if reasons or card.is_lost(now):
+                return reasons[0] if reasons else "gpu_lost"
+            if not card.is_alone(server, now):
+                return "shared"
+        return "learning"
+
     # --- what was learned --------------------------------------------------------------------------------------
 
     def learned(self, now: float) -> list[Reading]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from .config import Thresholds
 from .model import (
+    CHANNELS,
     STARTUP_BUCKETS_SECONDS,
     STRONG_CHANNELS,
     GpuState,
@@ -39,6 +40,19 @@ REMEDIES: Mapping[str | None, str] = {
     "error": "reading fails",
 }
 """Read reason -> what to tell a person about it."""
+
+CARD_REMEDIES: Mapping[str, str] = {
+    "learning": "what the card takes at rest is not known yet",
+    "shared": "others are on its cards too",
+    "driver_unresponsive": "the GPU driver does not answer",
+    "gpu_lost": "a card is lost",
+    "permission": "this process may not use the cards",
+    "not_supported": "the card does not tell",
+    "timeout": "the GPU driver takes too long",
+}
+"""The same of GPUs."""
+
+_OF_CARDS = frozenset(channel for channel in CHANNELS if channel.startswith("gpu_"))
 
 MOST_ENDED = 64
 """Servers that ended and are still shown; of more the ones that ended first are dropped."""
@@ -292,12 +306,16 @@ def advice(evidence: Evidence, verdict: Verdict, thresholds: Thresholds) -> list
     unreadable = [state.channel for state in evidence.channels if state.state == "unreadable"]
     reasons: dict[str | None, list[str]] = {}
     for channel in unreadable:
-        reason = evidence.log_reason if channel == "log" else evidence.unreadable_reason
-        reasons.setdefault(reason, []).append(channel)
+        if channel not in _OF_CARDS:
+            reason = evidence.log_reason if channel == "log" else evidence.unreadable_reason
+            reasons.setdefault(reason, []).append(channel)
     for reason, channels in reasons.items():
         sentences.append(f"unreadable: {', '.join(channels)}; {REMEDIES.get(reason, reason)}")
+    if of_cards := [channel for channel in unreadable if channel in _OF_CARDS]:
+        why = CARD_REMEDIES.get(evidence.cards_reason, REMEDIES["error"])
+        sentences.append(f"unreadable: {', '.join(of_cards)}; {why}")
     if evidence.log == "absent":
         sentences.append("no log evidence: stdout and stderr go to no file; write them to one (`> server.log 2>&1`)")
-    if not evidence.threads_readable and not unreadable:
+    if not evidence.threads_readable and not reasons:
         sentences.append("the kernel does not tell what threads wait in")
     return sentences

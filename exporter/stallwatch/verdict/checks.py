@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..config import Thresholds
-from ..model import Verdict
+from ..model import FRONTEND, Verdict, is_rank_name
 from .evidence import Evidence, RankEvidence
 from .naming import awaited_rank, first_dead
 
@@ -117,10 +117,10 @@ def gpu_lost(evidence: Evidence, thresholds: Thresholds, previous: Verdict | Non
     if evidence.ends_orderly or not evidence.lost_cards:
         return None
     died = {rank: age for age, rank in evidence.deaths}
-    lost = [(age, rank) for age, rank in evidence.lost_cards if died.get(rank, 0.0) <= age]
+    lost = [(age, rank) for age, rank in evidence.lost_cards if rank != FRONTEND and died.get(rank, 0.0) <= age]
     if not lost:
         return None
-    first = {rank for age, rank in lost if age >= lost[0][0] - 1e-6}
+    first = {rank for age, rank in lost if age >= lost[0][0] - 1e-6 and is_rank_name(rank)}
     return Finding("failed", "gpu_lost", first.pop() if len(first) == 1 and evidence.rank_count > 1 else None)
 
 

@@ -87,6 +87,7 @@ class Evidence:
     cards_work: bool = False  # a card of it was seen neither at rest nor spinning within a window
     busy: frozenset[str] = frozenset()  # ranks and engines that used CPU within a window
     lost_cards: tuple[tuple[float, str], ...] = ()  # (age, rank that was on it), the first loss first
+    cards_reason: str = ""  # why a channel of its GPUs cannot be read: shared, learning, or one of READ_REASONS
     driver_hangs: bool = False  # a call into the GPU driver has not returned for a window
 
     def moving(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -179,7 +180,7 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
 
 
 def _of_cards(timeline: ServerTimeline, now: float, dated: float) -> dict[str, Any]:
-    """What its GPUs tell; nothing where there are none.  What we watch for so short a time spins for `dated` seconds."""
+    """What its GPUs tell; nothing where there are none.  What spins as long as we watch spins for `dated` seconds."""
     cards, name = timeline.cards, timeline.name
     if cards is None:
         return {}
@@ -189,6 +190,7 @@ def _of_cards(timeline: ServerTimeline, now: float, dated: float) -> dict[str, A
         "cards_work": cards.works(name, now),
         "lost_cards": cards.lost(name, now),
         "driver_hangs": cards.driver_hangs(name, now),
+        "cards_reason": cards.why_unreadable(name, now),
     }
 
 
