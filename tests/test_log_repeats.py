@@ -26,6 +26,7 @@ LINES = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {n}.00 GiB.",
     "node1:{n}:77 [{n}] misc/socket.cc:{n} NCCL WARN socketProgress: Connection closed by remote peer",
     "[rank{n}]: Traceback (most recent call last):",
+    "[rank{n}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {n}.00 GiB. See [rank{n}]: x",
     "node1:{n}:77 [{n}] NCCL INFO Channel 00/0 : {n}[0] -> 1[0] [send] via NET/IB/0",
     line("TP{n}", "No available block found in 60 second."),
     line("TP{n}", "Load weight begin."),
@@ -191,7 +192,7 @@ def test_of_a_flood_of_trouble_no_line_is_read_and_of_markers_one_of_each_rank_i
     [
         "Loading safetensors checkpoint shards:  1% Completed | {n}/64 [00:01<?, 1it/s]",  # its figures count
         line("", "server_args=ServerArgs(tp_size={n})"),  # another start
-        "[rank{n}]: Traceback (most recent call last):",  # its writer stands behind the prefix
+        '{{"level":"ERROR","message":"[2026-06-02 08:00:00 TP{n}] CUDA error: x"}}',  # it may name its writer
         "x" * log_repeats.REPEAT_CHARACTERS + "torch.OutOfMemoryError: CUDA out of memory. {n}",
     ],
 )

@@ -108,11 +108,12 @@ class Repeats:
         if any(literal in masked for literal in self._with_digits):
             return  # with other digits other patterns may fit
         prefix = self._prefix.match(text)
-        if text.startswith(BEGIN, prefix.end() if prefix else 0) or ("[rank" in text and RANKED.search(text)):
-            return  # who wrote it stands behind the prefix
+        behind = prefix.end() if prefix else 0
+        if text.startswith(BEGIN, behind):
+            return  # a record may name its writer anywhere
         if len(self._forms) >= MAX_REPEATS:
             self._forms.clear()
-        form = self._forms.setdefault(masked, _Form(*_writer(prefix)))
+        form = self._forms.setdefault(masked, _Form(*_writer(prefix, RANKED.match(text, behind))))
         if len(form.known) < MAX_REPEATS or raw[form.begin : form.stop] in form.known:
             told = {name: value for name, value in fields.items() if name != "version"}
             form.known[raw[form.begin : form.stop]] = Repeat(pattern, event, rank, told, self._block)
@@ -163,11 +164,15 @@ class Repeats:
         repeat.last, repeat.time = start, time
 
 
-def _writer(prefix: re.Match[str] | None) -> tuple[int, int]:
-    """From where to where a prefix tells who wrote the line."""
-    if prefix is None:
-        return 0, 0
-    spans = [prefix.span(group) for group in prefix.re.groupindex if _is_writer(group) and prefix[group]]
+def _writer(*matches: re.Match[str] | None) -> tuple[int, int]:
+    """From where to where a prefix, and torch's behind it, tell who wrote the line."""
+    spans = [
+        match.span(group)
+        for match in matches
+        if match is not None
+        for group in match.re.groupindex
+        if _is_writer(group) and match[group]
+    ]
     return min((begin for begin, _ in spans), default=0), max((stop for _, stop in spans), default=0)
 
 
