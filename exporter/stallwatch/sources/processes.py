@@ -117,6 +117,7 @@ class Processes:
         self._units = units or UnitStates(find_program(host.root))
         self._room = Room(shares().members if most_kept is None else most_kept)
         self._children: dict[int, list[Known]] = {}
+        self._strays: list[Known] = []
         self._tracked: dict[str, Tracked] = {}
         self._starts: dict[str, int] = {}
         self.starts_before: Callable[[str, ProcessId], int] = lambda name, root: 0
@@ -164,6 +165,7 @@ class Processes:
         self._table.read_commands(self._is_candidate, now.monotonic)
         self._children = self._table.children()
         self._find_servers(now.monotonic)
+        self._strays = self._find_strays()
         for tracked in self._tracked.values():
             if tracked.ended_at is None:
                 self._follow(tracked, scene, now.monotonic)
@@ -477,18 +479,28 @@ class Processes:
 
         A title that other programs have, too, is not enough; nor is a PID, which another container may have as well.
         """
-        named = {item.pid for item in scene.rank_names if item.server == tracked.name}
+        named = {item.pid for item in scene.rank_names if item.server == tracked.name} if self._strays else set()
         root = self._table.find(tracked.root)
         if not named or root is None:
             return
-        taken = {process for each in self._tracked.values() for process in each.members}
-        for known in self._table:
-            command = known.command
-            if command is None or command.role != "worker" or command.titled_by or known.id in taken:
-                continue
-            is_ours = known.user == root.user and not known.stat.is_over
+        for known in tuple(self._strays):
+            is_ours = known.user == root.user
             if is_ours and self._proc.inner_pid(known.stat.pid) in named and self._is_beside(tracked, known):
                 tracked.members[known.id] = Member(self._proc, known, "worker", "worker", now, self._room)
+                self._strays.remove(known)
+
+    def _find_strays(self) -> list[Known]:
+        """Workers by a title that other programs have as well, which belong to no server yet."""
+        taken = {process for tracked in self._tracked.values() for process in tracked.members}
+        return [
+            known
+            for known in self._table
+            if known.command is not None
+            and known.command.role == "worker"
+            and not known.command.titled_by
+            and not known.stat.is_over
+            and known.id not in taken
+        ]
 
     def _is_beside(self, tracked: Tracked, known: Known) -> bool:
         """Whether a process is in the server's container, or in none as the server."""
