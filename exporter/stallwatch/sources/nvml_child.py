@@ -280,10 +280,8 @@ class Nvml:
         monotonic: Callable[[], float] = time.monotonic,
         is_there: Callable[[], bool] = CONTROL.exists,
     ) -> None:
-        self._deadline, self._start, self._monotonic, self._is_there = (
-            *(deadline_seconds, start or start_child),
-            *(monotonic, is_there),
-        )
+        self._deadline, self._start = deadline_seconds, start or start_child
+        self._monotonic, self._is_there = monotonic, is_there
         self._first: _Child | None = None
         self._second: _Child | None = None
         self._ending: list[_Child] = []
