@@ -264,7 +264,9 @@ def test_ten_rotations_between_two_looks_are_read_in_bounded_steps(log: Path, re
     assert reader.counts() == (10, 0, 0)
 
 
-@pytest.mark.parametrize("how", ["foreign names", "packed", "two kinds", "apart", "a link", "of another user"])
+@pytest.mark.parametrize(
+    "how", ["foreign names", "packed", "two kinds", "apart", "a link", "of another user", "rising"]
+)
 def test_what_may_be_of_another_log_is_no_part_of_this_one(
     how: str, log: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +279,8 @@ def test_what_may_be_of_another_log_is_no_part_of_this_one(
         between.symlink_to("other")
     elif how == "apart":
         reader.tail.is_apart = lambda path: path == str(between)
+    elif how == "rising":  # numbers that rise with time: this one was read long ago
+        os.utime(between, (1000, 1000))
     elif how == "of another user":
         reader.tail.owner, real = 1, os.lstat
 

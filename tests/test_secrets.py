@@ -194,6 +194,11 @@ FORMS: Mapping[str, tuple[str, ...]] = {
         "({} pid=43) ERROR 06-02 08:00:01 [core.py:1] EngineCore failed to start. {}",
         "(EngineCore pid=43) ERROR 06-02 08:00:01 [{}] EngineCore encountered a fatal error. {}",
         VLLM + "Route: /{}, Methods: POST",
+        '{{"time":"2026-06-02T08:00:01Z","level":"INFO","message":"non-default args: {}","name":"{}"}}',
+        '{{"time":"{}","level":"{}","message":"Starting to load model m..."}}',
+        '{{"time":"2026-06-02 08:00:01 {}","level":"INFO","message":"vLLM API server version {}"}}',
+        '{{"time":"2026-06-02T08:00:01Z","{}":"x","extra":{{"{}":"{}"}},"message":"cut {}',
+        "[{}] INFO 06-02 08:00:01 [x.py:1] Starting to load model m...",
     ),
     "trtllm": (
         "[06/02/2026-08:00:01] [TRT-LLM] [I] Using LLM with PyTorch backend {}",

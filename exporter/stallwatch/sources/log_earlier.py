@@ -94,10 +94,23 @@ def moved_aside(path: str, owner: int | None = None) -> dict[str, list[Earlier]]
 def next_in_line(path: str, file: Identity, owner: int | None = None) -> Earlier | None:
     """The file that was moved aside right after a known one; None when that one is not there, or was the last."""
     for files in moved_aside(path, owner).values():
-        for index, one in enumerate(files[:-1]):
+        for index, one in enumerate(files):
             if one.identity == file:
-                return files[index + 1]
+                return next(iter(in_line(files, index)[1:]), None)
     return None
+
+
+def in_line(files: list[Earlier], index: int) -> list[Earlier]:
+    """One of the files of a kind and those moved aside after it; where numbers rise with time there are none.
+
+    Whatever the names say, the next one was not written before this one was.
+    """
+    line = files[index : index + 1]
+    for file in files[index + 1 :]:
+        if file.modified < line[-1].modified:
+            break
+        line.append(file)
+    return line
 
 
 def _order(name: str, other: str) -> tuple[str, str] | None:

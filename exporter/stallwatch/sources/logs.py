@@ -33,7 +33,7 @@ from . import Host, Moment
 from .journal import PLACE as JOURNAL
 from .journal import JournalTail
 from .log_decode import Part, StreamUnwrapper
-from .log_earlier import CHUNK_BYTES, Earlier, earlier_files, is_runtimes, moved_aside, read_earlier
+from .log_earlier import CHUNK_BYTES, Earlier, earlier_files, in_line, is_runtimes, moved_aside, read_earlier
 from .log_guard import Guards, Questions
 from .log_lines import Batch, Hit, LogScanner
 from .log_mounts import Mounts
@@ -643,7 +643,8 @@ class Logs:
                 if not told or self.seal is None or mark_in(file.path, file.identity, told, self.seal) != mark:
                     continue
                 file.told = told
-                return [] if any(is_apart(one.path) for one in files[index:]) else files[index:]
+                line = in_line(files, index)
+                return [] if any(is_apart(one.path) for one in line) else line
         return []
 
     def _note_places(self, now: Moment) -> None:
