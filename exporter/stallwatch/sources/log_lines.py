@@ -387,7 +387,8 @@ class LogScanner:
             return None  # counted as a whole
         self.matched += first
         groups = groups_of(match)
-        self._learn_server(pattern, groups)
+        if groups or pattern.event == "args":
+            self._learn_server(pattern, groups)
         rank = self._ranks.of(pattern, groups, prefix, batch.names)
         is_nameless = rank is None and prefix.nameless is not None
         event = self._event(pattern, f"pid {prefix.pid}" if is_nameless else rank)
@@ -413,7 +414,7 @@ class LogScanner:
         stamp = prefix.time or ""
         time = parse_time(stamp) if stamp else self._time_before(block, line.start, self._timed_to)
         time = self._start.time if time is None else time
-        self._start.time, self._timed_to = time, line.end
+        self._start.time, self._timed_to = time, line.end + 1
         if self.version and not self._version_told:
             fields["version"], self._version_told = self.version, True
         return Hit(event, rank, fields, self._line_number(block, line.start), time, stamp)

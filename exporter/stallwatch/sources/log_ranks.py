@@ -35,7 +35,7 @@ class Ranks:
 
     def learn_sizes(self, groups: Mapping[str, str]) -> None:
         for size in _SIZES:
-            if (number := whole_number(groups.get(size))) is not None and number != self._sizes.get(size):
+            if size in groups and (number := whole_number(groups[size])) not in (None, self._sizes.get(size)):
                 self._sizes[size] = number
                 self._changed()
 

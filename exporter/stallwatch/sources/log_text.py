@@ -33,7 +33,7 @@ def pieces_of(line: bytes) -> list[bytes]:
     Of bars drawn over each other only the last counts; what another process wrote behind a bar that had no
     line end is a piece of its own.
     """
-    if b"\r" not in line and not _BAR.match(line):
+    if b"\r" not in line and not (b"|" in line and _BAR.match(line)):
         return [line]
     bars: dict[bytes, bytes] = {}
     pieces: list[bytes] = []
