@@ -671,6 +671,20 @@ def test_a_log_that_was_moved_aside_while_we_were_down_goes_on_where_it_was(name
     assert events(after.read()) == []
 
 
+def test_a_log_that_was_empty_before_it_was_moved_aside_while_we_were_down_is_news_as_a_whole(named: Node) -> None:
+    (named.folder / "stdout").rename(named.folder / "stdout.1")
+    named.write("")
+    named.read()
+    named.read()
+    after = restarted(named)
+    named.write("[2026-06-02 08:00:12 TP2] Load weight end.\n")
+    (named.folder / "stdout.1").rename(named.folder / "stdout.2")
+    (named.folder / "stdout").rename(named.folder / "stdout.1")
+    named.write("[2026-06-02 08:00:13 TP3] Load weight end.\n")
+
+    assert [event.rank for event in events(after.read())] == ["TP2", "TP3"]
+
+
 @pytest.mark.parametrize("how", ["written anew", "not kept", "never told"])
 def test_a_file_that_is_not_known_to_be_the_logs_is_no_part_of_it(how: str, named: Node) -> None:
     after = moved_while_away(named)

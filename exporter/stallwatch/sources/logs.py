@@ -639,10 +639,12 @@ class Logs:
         is_apart = self._servers[server.name].is_found
         for files in moved_aside(log.place.path, log.place.owner).values():
             for index, file in enumerate(files):
-                told, mark = self.told_before(server, log.place.name, file.identity) or (0, "")
-                if not told or self.seal is None or mark_in(file.path, file.identity, told, self.seal) != mark:
+                before = self.told_before(server, log.place.name, file.identity)
+                if before is None or self.seal is None:
                     continue
-                file.told = told
+                file.told, mark = before
+                if file.told and mark_in(file.path, file.identity, file.told, self.seal) != mark:
+                    continue
                 line = in_line(files, index)
                 return [] if any(is_apart(one.path) for one in line) else line
         return []
