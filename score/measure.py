@@ -145,5 +145,3 @@ def _metric(selector: str) -> str:
 def hours(found: Iterable[Measured]) -> float:
     """Hours in which nothing was wrong: a page in one of them would have been false."""
     return sum(each.seconds if each.silent_at is None else each.silent_at for each in found) / 3600
-
-

@@ -114,7 +114,11 @@ def _first(word: str, seconds: float, until: float) -> dict[str, Any]:
 
 def _said(case: str, until: float) -> dict[str, Any]:
     """Something that never holds, so that a case in which no alert fires is named, too."""
-    return {"expr": f'label_replace(vector(1), "case", "{case}", "", "")', "eval_time": f"{until:.0f}s", "exp_samples": []}
+    return {
+        "expr": f'label_replace(vector(1), "case", "{case}", "", "")',
+        "eval_time": f"{until:.0f}s",
+        "exp_samples": [],
+    }
 
 
 def read(text: str) -> Answers:

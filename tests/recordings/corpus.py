@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from . import edges, gpus, serving, startup, traps
+from . import edges, gpus, reported, serving, startup, traps
 from .stage import INTERVAL, Doing, Stage
 
 SLOW = 30.0
@@ -315,6 +315,15 @@ CASES: Mapping[str, Play] = {
     "exporter-paused-serving-hangs": partial(edges.paused_while_serving, seconds=None),
     "exporter-paused-serving": edges.paused_while_serving,
     "ready-by-health": edges.ready_by_health,
+    # --- more reports ---------------------------------------------------------------------------------------
+    "h11-peer-path-dead": reported.peer_path,
+    "h11-peers-exchange": partial(reported.peer_path, bus_rate=400),
+    "h37-launcher-counts": reported.launcher_counts,
+    "h37-launcher-counts-shard-loads": partial(reported.launcher_counts, loads=True),
+    "h61-tuning-stops": partial(reported.kernels_tuned_one_by_one, tunes=False),
+    "h61-tuned-one-by-one": reported.kernels_tuned_one_by_one,
+    "h119-cards-time-out-hangs": partial(reported.cards_time_out, loads=False),
+    "h119-cards-time-out": reported.cards_time_out,
     # --- GPUs -----------------------------------------------------------------------------------------------
     "collective-spins": gpus.collective,
     "collective-peer-compiles": partial(gpus.collective, peer="compiles"),
