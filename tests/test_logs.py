@@ -202,29 +202,33 @@ def test_a_pid_and_its_rank_are_told(node: Node) -> None:
     assert RankName("sglang-30000", 4247, "TP1") in node.read()
 
 
-def test_demand_comes_from_the_log_only_when_the_server_has_no_metrics(node: Node) -> None:
-    def demand() -> list[dict[tuple[str, ...], float | str | None]]:
+def test_what_a_server_owes_is_told_by_rank_and_is_no_reading_of_the_log(node: Node) -> None:
+    """What it comes to is worked out in one place, whoever writes such lines."""
+    for rank, running in (("DP0 TP0", 3), ("DP1 TP0", 1)):
         node.write(
-            "[2026-06-02 08:30:00 TP0] Decode batch, #running-req: 3, #token: 1, token usage: 0.0, cuda graph: True, "
-            "gen throughput (token/s): 1.5, #queue-req: 2\n"
+            f"[2026-06-02 08:30:00 {rank}] Decode batch, #running-req: {running}, #token: 1, token usage: 0.0, "
+            "cuda graph: True, gen throughput (token/s): 1.5, #queue-req: 2\n"
         )
-        seen = node.read()
-        return [values(seen, "server_requests_running"), values(seen, "server_requests_waiting")]
-
-    assert demand() == [{}, {}]
     node.server = replace(node.server, metrics_enabled=False)
-    assert demand() == [{(): 3.0}, {(): 2.0}]
+    seen = node.read()
+
+    stats = [event for event in events(seen) if event.event == "stats"]
+    assert [(event.rank, event.fields["running"], event.fields["waiting"]) for event in stats] == [
+        ("DP0-TP0", 3.0, 2.0),
+        ("DP1-TP0", 1.0, 2.0),
+    ]
+    assert values(seen, "server_requests_running") == {}
 
 
-def test_demand_comes_from_the_log_where_the_servers_metrics_do_not_tell_it(node: Node) -> None:
-    """TensorRT-LLM's page counts what is finished; a worker of Dynamo has none."""
+def test_lines_of_iterations_say_what_is_owed(node: Node) -> None:
+    """TensorRT-LLM's page counts what is finished."""
     node.server = replace(node.server, framework="trtllm")
     node.write(
         "[12/20/2025-04:30:37] [TRT-LLM] [RANK 0] [I] iter = 4711, global_rank = 0, rank = 0, "
         "num_scheduled_requests: 3, states = {}\n"
     )
 
-    assert values(node.read(), "server_requests_running") == {(): 3.0}
+    assert [event.fields["running"] for event in events(node.read()) if event.event == "stats"] == [3.0]
 
 
 def test_an_error_repeated_in_one_turn_is_told_once_and_counted_each_time(node: Node) -> None:

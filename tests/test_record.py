@@ -265,6 +265,23 @@ def test_idle_power_that_was_learned_is_recorded_and_what_is_not_known_is_not() 
         assert [r.value for r in report.readings if r.signal == signals.GPU_IDLE_POWER] == shown
 
 
+def test_what_is_owed_by_lines_of_the_log_is_shown_while_it_holds() -> None:
+    live = Live()
+    live.step(2)
+    for rank, running in (("TP0", 3.0), ("TP1", 1.0)):
+        live.say("stats", rank, running=running)
+    live.step()
+
+    def owed() -> list[float | None]:
+        report = live.daemon.report
+        assert report is not None
+        return [r.value for r in report.readings if r.signal == signals.REQUESTS_RUNNING]
+
+    assert owed() == [4.0]
+    live.step(8)
+    assert owed() == []
+
+
 def test_a_run_with_other_times_replays_with_them() -> None:
     live = Live(Config(verdict=Thresholds(window=20.0, stall_after=60.0)))
     live.step(5, storage=50 * MIB)

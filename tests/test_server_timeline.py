@@ -14,6 +14,7 @@ from stallwatch.server_timeline import (
     Timeouts,
     natural,
 )
+from stallwatch.startup import MOST_RANKS
 from stallwatch.tracks import Track
 
 STALL_AFTER = 240.0
@@ -73,9 +74,8 @@ def test_a_stats_line_holds_for_three_of_its_usual_gaps() -> None:
     stats = Stats()
     stats.put({"running": 2.0, "waiting": 1.0}, 100.0)
 
-    assert stats.demand == 3.0
-    assert stats.is_fresh(100.0 + 3 * STATS_GAP_SECONDS)
-    assert not stats.is_fresh(100.1 + 3 * STATS_GAP_SECONDS)
+    assert stats.demand(100.0 + 3 * STATS_GAP_SECONDS) == 3.0
+    assert stats.demand(100.1 + 3 * STATS_GAP_SECONDS) is None
 
 
 def test_stats_lines_that_come_every_minute_hold_longer() -> None:
@@ -83,8 +83,8 @@ def test_stats_lines_that_come_every_minute_hold_longer() -> None:
     for number in range(20):
         stats.put({"running": 1.0}, 60.0 * number)
 
-    assert stats.is_fresh(19 * 60.0 + 170.0)
-    assert not stats.is_fresh(19 * 60.0 + 190.0)
+    assert stats.demand(19 * 60.0 + 170.0) == 1.0
+    assert stats.demand(19 * 60.0 + 190.0) is None
 
 
 def test_stats_lines_of_one_moment_do_not_make_it_hold_shorter() -> None:
@@ -99,14 +99,15 @@ def test_stats_lines_of_one_moment_do_not_make_it_hold_shorter() -> None:
 def test_a_stats_line_without_a_number_of_requests_says_nothing_of_the_demand() -> None:
     stats = Stats()
     stats.put({"generation_tokens_per_second": 20.0}, 10.0)
-    assert (stats.demand, stats.says_speed) == (None, True)
+    assert (stats.demand(10.0), stats.says_speed(10.0)) == (None, True)
 
     stats.put({"running": "many", "waiting": 2.0}, 20.0)
-    assert (stats.demand, stats.says_speed) == (2.0, False)
+    assert (stats.demand(20.0), stats.says_speed(20.0)) == (2.0, False)
 
 
-def test_before_any_stats_line_nothing_is_fresh() -> None:
-    assert not Stats().is_fresh(0.0)
+def test_before_any_stats_line_nothing_is_known() -> None:
+    assert (Stats().demand(0.0), Stats().says_speed(0.0)) == (None, False)
+    assert Stats().usual_gap == STATS_GAP_SECONDS
 
 
 # --- time-outs ---------------------------------------------------------------------------------------------
@@ -202,6 +203,52 @@ def test_stats_lines_stand_in_when_the_metrics_are_too_old() -> None:
     timeline.stats.put({"running": 7.0}, 100.0)
 
     assert timeline.demand(100.0) == 7.0
+
+
+def told(timeline: ServerTimeline, at: float) -> dict[str, float | None]:
+    return {reading.signal.name: reading.value for reading in timeline.told_demand(at)}
+
+
+def test_ranks_that_each_write_stats_lines_owe_together_what_they_owe() -> None:
+    """One data-parallel rank that is idle says nothing of the others."""
+    timeline = ServerTimeline("s", anchor=0.0)
+    for at in (100.0, 110.0, 120.0):
+        timeline.stats.put({"running": 5.0, "waiting": 2.0, "generation_tokens_per_second": 0.0}, at, "DP1-TP0")
+        timeline.stats.put({"running": 0.0}, at + 1, "DP0-TP0")
+        timeline.note_demand(at + 1)
+
+    assert (timeline.demand(121.0), timeline.owed_since) == (7.0, 101.0)
+    assert told(timeline, 121.0) == {"server_requests_running": 5.0, "server_requests_waiting": 2.0}
+    assert timeline.stats.says_speed(121.0)
+
+
+def test_what_a_rank_said_holds_for_three_of_its_own_gaps() -> None:
+    timeline = ServerTimeline("s", anchor=0.0)
+    timeline.stats.put({"running": 5.0}, 100.0, "DP1-TP0")
+    for at in (100.0, 110.0, 120.0, 130.0, 140.0):
+        timeline.stats.put({"running": 0.0}, at, "DP0-TP0")
+
+    assert (timeline.demand(130.0), timeline.demand(130.1)) == (5.0, 0.0)
+    assert timeline.demand(300.0) is None
+    assert told(timeline, 300.0) == {}
+
+
+def test_demand_by_lines_is_not_told_where_the_servers_metrics_say_it() -> None:
+    timeline = ServerTimeline("s", anchor=0.0)
+    timeline.stats.put({"running": 7.0}, 100.0)
+    assert told(timeline, 100.0) == {"server_requests_running": 7.0}
+
+    asked(timeline, 90.0, 2, waiting=1)
+    assert told(timeline, 100.0) == {}
+
+
+def test_ranks_that_write_stats_lines_are_bounded() -> None:
+    stats = Stats()
+    for number in range(MOST_RANKS + 5):
+        stats.put({"running": 1.0}, 0.0, f"DP{number}")
+    stats.put({"running": 2.0}, 1.0, "DP0")
+
+    assert stats.running(1.0) == MOST_RANKS + 1
 
 
 # --- slow phases -------------------------------------------------------------------------------------------

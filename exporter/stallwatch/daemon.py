@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -297,7 +297,7 @@ class Daemon:
         return Report(
             timestamp=wall,
             monotonic=monotonic,
-            readings=(*readings, *self._silences(readings, wall), *self._timeline.cards.learned(self._now)),
+            readings=(*readings, *self._silences(readings, wall), *self._concluded()),
             servers=servers,
             health=tuple(poller.health() for poller in self.pollers if not poller.is_absent),
             read_errors={
@@ -310,6 +310,12 @@ class Daemon:
             config_reload=self._config_reload,
             dropped=self._dropped(),
         )
+
+    def _concluded(self) -> Iterator[Reading]:
+        """What is told, but by no reading: demand by lines of the log, what cards take at rest."""
+        for timeline in self._timeline:
+            yield from timeline.told_demand(self._now)
+        yield from self._timeline.cards.learned(self._now)
 
     def _dropped(self) -> dict[str, int]:
         sources = [poller.source for poller in self.pollers]

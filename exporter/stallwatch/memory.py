@@ -32,7 +32,7 @@ from .model import (
     Signal,
     Verdict,
 )
-from .server_timeline import ServerTimeline, Stats, Steps, Timeouts
+from .server_timeline import ServerTimeline, Speaker, Stats, Steps, Timeouts
 from .startup import COUNTERS, RankStartup, Startup
 from .timeline import MIB, Timeline
 from .tracks import Track, Waits, WaitSample
@@ -172,7 +172,8 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
     },
     WaitSample: {"at": LOOK, "main": PLAIN, "classes": PLAIN},
     Steps: {"last": CLOCK, "amount": PLAIN, "durations": PLAIN},
-    Stats: {"at": LOOK, "usual_gap": PLAIN, "demand": PLAIN, "says_speed": PLAIN},
+    Stats: {"speakers": PLAIN},
+    Speaker: {"at": LOOK, "usual_gap": PLAIN, "running": PLAIN, "waiting": PLAIN, "says_speed": PLAIN},
     Timeouts: {"in_a_row": PLAIN, "since": CLOCK, "last": CLOCK, "read_at": LOOK},
     Episode: {
         "verdict": PLAIN,

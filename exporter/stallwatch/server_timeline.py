@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
 
 from . import signals
 from .cards import Cards
-from .model import AMBIGUOUS_CHANNELS, STRONG_CHANNELS, Server, Signal, is_rank_name
-from .startup import PHASE_OF_EVENT, Startup
+from .model import AMBIGUOUS_CHANNELS, STRONG_CHANNELS, Reading, Server, Signal, is_rank_name
+from .startup import MOST_RANKS, PHASE_OF_EVENT, Startup
 from .tracks import STALE_AFTER_GAPS, Track, Waits, usual
 
 DEMAND = (signals.REQUESTS_RUNNING, signals.REQUESTS_WAITING)
@@ -53,24 +53,64 @@ class Steps:
 
 
 @dataclass(slots=True)
-class Stats:
-    """Demand and speed as the server's own stats lines say them; a line holds for three of their usual gaps."""
+class Speaker:
+    """Who writes stats lines (a rank, or the server), and what it said last; holds for three of their usual gaps."""
 
     at: float | None = None
     usual_gap: float = STATS_GAP_SECONDS
-    demand: float | None = None
+    running: float | None = None
+    waiting: float | None = None
     says_speed: bool = False
 
     def put(self, fields: Mapping[str, float | str], at: float) -> None:
         if self.at is not None and at > self.at:
             self.usual_gap = usual(self.usual_gap, at - self.at, 1.0)
-        counts = [fields.get("running"), fields.get("waiting")]
-        known = [float(count) for count in counts if isinstance(count, int | float)]
-        self.at, self.demand = at, sum(known) if known else None
+        self.at, self.running, self.waiting = at, _count(fields, "running"), _count(fields, "waiting")
         self.says_speed = isinstance(fields.get("generation_tokens_per_second"), int | float)
 
     def is_fresh(self, now: float) -> bool:
         return self.at is not None and now - self.at <= STALE_AFTER_GAPS * self.usual_gap
+
+
+def _count(fields: Mapping[str, float | str], name: str) -> float | None:
+    value = fields.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(slots=True)
+class Stats:
+    """Demand and speed as the server's own stats lines say them; together, where several ranks write some."""
+
+    speakers: dict[str, Speaker] = field(default_factory=dict)
+
+    def put(self, fields: Mapping[str, float | str], at: float, rank: str | None = None) -> None:
+        if (rank or "") in self.speakers or len(self.speakers) < MOST_RANKS:
+            self.speakers.setdefault(rank or "", Speaker()).put(fields, at)
+
+    def _fresh(self, now: float) -> list[Speaker]:
+        return [speaker for speaker in self.speakers.values() if speaker.is_fresh(now)]
+
+    def running(self, now: float) -> float | None:
+        return _sum(speaker.running for speaker in self._fresh(now))
+
+    def waiting(self, now: float) -> float | None:
+        return _sum(speaker.waiting for speaker in self._fresh(now))
+
+    def demand(self, now: float) -> float | None:
+        return _sum((self.running(now), self.waiting(now)))
+
+    def says_speed(self, now: float) -> bool:
+        return any(speaker.says_speed for speaker in self._fresh(now))
+
+    @property
+    def usual_gap(self) -> float:
+        return max((speaker.usual_gap for speaker in self.speakers.values()), default=STATS_GAP_SECONDS)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None when none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 _MOST_IN_A_ROW = 1e9
@@ -188,7 +228,14 @@ class ServerTimeline:
         """Requests that run or wait, by the server's metrics, else by its stats lines; None = not known."""
         if tracks := self._demand_tracks(now):
             return sum(track.value or 0.0 for track in tracks)
-        return self.stats.demand if self.stats.is_fresh(now) else None
+        return self.stats.demand(now)
+
+    def told_demand(self, now: float) -> Iterator[Reading]:
+        """What runs and waits by its stats lines, where its own metrics do not say it."""
+        if not self._demand_tracks(now):
+            for signal, value in zip(DEMAND, (self.stats.running(now), self.stats.waiting(now)), strict=True):
+                if value is not None:
+                    yield signal.read(value, self.name)
 
     def _demand_tracks(self, now: float) -> list[Track]:
         return [track for signal in DEMAND for track in self.of(signal).values() if track.is_readable(now)]

@@ -296,7 +296,7 @@ class Timeline:
     @staticmethod
     def _note_stats(timeline: ServerTimeline, event: Event) -> None:
         """A stats line says what is owed, and how fast tokens came since the line before."""
-        timeline.stats.put(event.fields, event.at)
+        timeline.stats.put(event.fields, event.at, event.rank)
         timeline.note_demand(event.at)
         speed = event.fields.get("generation_tokens_per_second")
         if isinstance(speed, int | float) and speed > 0 and timeline.is_ready:

@@ -28,7 +28,7 @@ from ..model import (
     Server,
     Signal,
 )
-from ..signals import LOG_BYTES, REQUESTS_RUNNING, REQUESTS_WAITING
+from ..signals import LOG_BYTES
 from . import Host, Moment
 from .journal import PLACE as JOURNAL
 from .journal import JournalTail
@@ -466,7 +466,7 @@ class Logs:
                 self._pass_over(log, server)
             if log.earlier is None:
                 self._look_back(log, server)
-            yield from self._read_log(log, server.name, now, demand=not self._tells_demand(server))
+            yield from self._read_log(log, server.name, now)
             yield from self._log_readings(log, server.name, logs.before.get(log.place.name, {}))
         if any(log.catching_up for log in logs.logs.values()):
             return  # a part of the history now would be a step later
@@ -523,32 +523,26 @@ class Logs:
     def _framework(self, name: str) -> Framework:
         return self._frameworks.get(name) or self._frameworks[FALLBACK]
 
-    def _tells_demand(self, server: Server) -> bool:
-        """Whether the server's own metrics say what it has to do: its log need not."""
-        return server.metrics_enabled and bool(self._framework(server.framework).metrics.get("requests_running"))
-
     def _last_words(self, name: str, now: Moment) -> Iterator[Observation]:
         logs = self._servers[name]
         logs.absent_turns += 1
         for log in logs.logs.values():
-            yield from self._read_log(log, name, now, demand=False)
+            yield from self._read_log(log, name, now)
             if logs.absent_turns >= LAST_WORDS_READS:
-                yield from self._tell(log, name, log.finish(), now, demand=False)
+                yield from self._tell(log, name, log.finish(), now)
         if logs.absent_turns >= LAST_WORDS_READS:
             logs.close()
             del self._servers[name]
 
     # --- one log -----------------------------------------------------------------------------------------
 
-    def _read_log(self, log: _Log, server: str, now: Moment, demand: bool) -> Iterator[Observation]:
+    def _read_log(self, log: _Log, server: str, now: Moment) -> Iterator[Observation]:
         before = {stream: voice.bytes_read for stream, voice in log.voices.items()}
-        yield from self._tell(log, server, log.read(self._turn_bytes), now, demand)
+        yield from self._tell(log, server, log.read(self._turn_bytes), now)
         log.turn_done([v for stream, v in log.voices.items() if v.bytes_read > before.get(stream, 0)], now.wall)
 
-    def _tell(
-        self, log: _Log, server: str, heard: Iterable[_Heard], now: Moment, demand: bool
-    ) -> Iterator[Observation]:
-        names, told, hits = dict[int, str](), dict[str, list[Hit]](), list[Hit]()
+    def _tell(self, log: _Log, server: str, heard: Iterable[_Heard], now: Moment) -> Iterator[Observation]:
+        names, told = dict[int, str](), dict[str, list[Hit]]()
         for voice, batch in heard:
             if batch.names:
                 names.update(batch.names)
@@ -564,11 +558,8 @@ class Logs:
             at, modified = now.monotonic, log.modified(voice)
             if log.is_history and modified is not None and not log.told:
                 at -= max(0.0, now.wall - modified)
-            for hit in (of_voice := _told(told[voice.name])):
+            for hit in _told(told[voice.name]):
                 yield Event(at, server, hit.event, hit.rank, voice.name, hit.fields, _dated(voice, modified, hit))
-            hits += of_voice
-        if demand and hits:
-            yield from _demand(server, hits)
 
     def _log_readings(self, log: _Log, server: str, before: dict[str, _Counts]) -> Iterator[Reading]:
         if log.is_silent:
@@ -699,12 +690,3 @@ def _dated(voice: _Voice, modified: float | None, hit: Hit) -> float | None:
         return None
     since = seconds_between(hit.time, voice.scanner.last_time)
     return modified - since if since < LONGEST_LOG_SECONDS else None
-
-
-def _demand(server: str, hits: list[Hit]) -> Iterator[Reading]:
-    """Requests running and waiting by the last stats line of each rank, for a server without metrics."""
-    stats: dict[str | None, Hit] = {hit.rank: hit for hit in hits if hit.event == "stats"}
-    for signal, name in ((REQUESTS_RUNNING, "running"), (REQUESTS_WAITING, "waiting")):
-        values = [value for hit in stats.values() if isinstance(value := hit.fields.get(name), float)]
-        if values:
-            yield signal.read(sum(values), server)

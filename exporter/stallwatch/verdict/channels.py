@@ -114,8 +114,7 @@ def _cards(channel: str) -> Callable[[ServerTimeline, Sight, bool], bool | None]
 def _tokens(timeline: ServerTimeline, sight: Sight, ready: bool) -> bool | None:
     if not ready:
         return None
-    by_stats = timeline.stats.says_speed and timeline.stats.is_fresh(sight.now)
-    return True if by_stats or any_fresh(timeline, sight.now, *TOKENS) else None
+    return True if timeline.stats.says_speed(sight.now) or any_fresh(timeline, sight.now, *TOKENS) else None
 
 
 _CHANNEL_READABLE: Mapping[str, Callable[[ServerTimeline, Sight, bool], bool | None]] = {
