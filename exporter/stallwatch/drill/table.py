@@ -63,6 +63,7 @@ CONDITIONS: tuple[Condition, ...] = (
         "barrier-deadlock in which every card spins in a collective at little more than idle power",
         "suspect",
         "gpu_spin",
+        names_culprit=True,
         twin="normal",
         steps=(Step("loaded", "sleep"),),
         gpu_utilization=1.0,
@@ -193,9 +194,9 @@ CONDITIONS: tuple[Condition, ...] = (
     ),
     Condition(
         "buffered-log",
-        "slow-load whose log is written in blocks: no line for as long as it lives; then the server is ready",
+        "vLLM reads slowly and writes its log in blocks: no line for as long as it lives; then health answers",
         "idle",
-        launch=Launch(log="buffered"),
+        launch=Launch("vllm", log="buffered"),
         steps=(Step("loading", "read", "all"),),
     ),
     Condition(
