@@ -105,7 +105,8 @@ ALLOWED: Mapping[str, str] = {
     "verdict.evidence": "model config signals server_timeline tracks cards verdict.channels",
     "episodes": "model config server_timeline timeline verdict.*",
     "poller": "model signals config sources",
-    "memory": "model signals startup tracks cards server_timeline timeline episodes",
+    "kept": "model signals startup tracks server_timeline timeline episodes",
+    "memory": "model signals tracks cards server_timeline timeline episodes kept",
     "state_file": "",
     "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline verdict.* episodes"
     " poller memory",

@@ -15,20 +15,8 @@ from hypothesis import strategies as st
 from feed import TICK, WALL, CardFigures, Feed, Serving, server
 from stallwatch import signals
 from stallwatch.exposition import render
-from stallwatch.memory import (
-    CARRIED,
-    CARRIED_SIGNALS,
-    COUNTED_GAP_SECONDS,
-    HISTORY_SECONDS,
-    LEFT_OUT,
-    MOST_SERVERS,
-    NAMING_SECONDS,
-    Memory,
-    Place,
-    Shift,
-    plain,
-    record,
-)
+from stallwatch.kept import CARRIED, CARRIED_SIGNALS, LEFT_OUT, Shift, plain, record
+from stallwatch.memory import COUNTED_GAP_SECONDS, HISTORY_SECONDS, MOST_SERVERS, NAMING_SECONDS, Memory, Place
 from stallwatch.model import ProcessId, RankName, Reading, Report, ServerReport
 from stallwatch.presentation import document as document_of
 from stallwatch.server_timeline import MOST_STEPS, Steps
@@ -661,7 +649,7 @@ def test_watts_that_are_none_are_not_put_back(rows: object) -> None:
 
 
 def test_every_field_is_carried_or_left_out_on_purpose() -> None:
-    """A new field of a timeline goes into a table of memory.py: into CARRIED with what its numbers are, or LEFT_OUT."""
+    """A new field of a timeline goes into a table of kept.py: into CARRIED with what its numbers are, or LEFT_OUT."""
     for kind, carried in CARRIED.items():
         left_out = LEFT_OUT.get(kind, frozenset())
         assert {each.name for each in fields(kind)} == carried.keys() | left_out, kind
