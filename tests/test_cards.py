@@ -659,8 +659,8 @@ def test_no_card_and_a_stale_one_are_not_known_to_rest() -> None:
 # --- learned idle power ------------------------------------------------------------------------------------
 
 REST: dict[str, float | None] = {"util": 0.0, "memory_util": 0.0, "power": IDLE, "limit": LIMIT, "receive": MIB}
-LEARNING = 8
-"""Looks: one that shows whose the card is, one that opens the rest, and 30 s."""
+LEARNING = 7
+"""Looks: one that begins the rest, and 30 s."""
 
 
 def said_of(gpu: str = "GPU-0", driver: str = "580.95", mig: str = "") -> Reading:

@@ -82,9 +82,10 @@ def test_card_driver_and_clock_are_learned_apart() -> None:
     assert powers.of(IdleKey(*KEY)) == 122.0
 
 
-def test_a_card_that_takes_nothing_is_one_whose_power_is_not_known() -> None:
+@pytest.mark.parametrize("mean", [0.0, -5.0, 1e5, float("inf"), float("nan")])
+def test_a_card_that_takes_nothing_or_no_end_is_one_whose_power_is_not_known(mean: float) -> None:
     powers = IdlePowers()
-    powers.learn(KEY, 0.0)
+    powers.learn(KEY, mean)
 
     assert powers.of(KEY) is None
 
@@ -113,6 +114,7 @@ def test_a_clock_that_sways_stays_in_its_bucket(low: float, high: float) -> None
 
 def test_a_card_that_sleeps_and_one_that_a_context_keeps_awake_are_told_apart() -> None:
     assert bucket_of(345e6) != bucket_of(1_980e6)
+    assert bucket_of(float("inf")) == bucket_of(float("nan")) == UNKNOWN_CLOCK
     assert bucket_of(0.0) == bucket_of(210e6) == 0
     assert bucket_of(None) == UNKNOWN_CLOCK not in {bucket_of(hertz * 1e6) for hertz in range(0, 4000, 7)}
     assert REST_SECONDS == 30.0

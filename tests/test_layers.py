@@ -106,7 +106,7 @@ ALLOWED: Mapping[str, str] = {
     "episodes": "model config server_timeline timeline verdict.*",
     "poller": "model signals config sources",
     "kept": "model signals startup tracks server_timeline timeline episodes",
-    "memory": "model signals tracks cards server_timeline timeline episodes kept",
+    "memory": "model signals tracks idle_power cards server_timeline timeline episodes kept",
     "state_file": "",
     "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline verdict.* episodes"
     " poller memory",

@@ -181,13 +181,12 @@ class Cards:
         """What it takes at rest, from a server alone on it that is idle, or on its way and not silent."""
         if not card.has_new_power:
             return
-        watts, owner = card.power.watts, card.owner
-        rests = is_same and owner is not None and card.rests_now(at) and self._may_rest(owner, at)
-        if watts is None or not rests:
+        watts, owner, key = card.power.watts, card.owner, card.idle_key(gpu)
+        if owner is None or not card.rests_now(at) or not self._may_rest(owner, at):
             card.rest.end()
-            return
-        key = card.idle_key(gpu)
-        if (mean := card.rest.add(key, watts, card.power.seconds)) is not None:
+        elif watts is None or not is_same:
+            card.rest.begin(key)
+        elif (mean := card.rest.add(key, watts, card.power.seconds)) is not None:
             self._idle.learn(key, mean)
             card.learned = self._idle.of(key)
 

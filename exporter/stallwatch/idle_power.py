@@ -22,6 +22,7 @@ RISE_SHARE = 1 / 8
 LOWEST_CLOCK_HERTZ = 300e6
 UNKNOWN_CLOCK = -1
 
+LARGEST_WATTS = 1e5
 MOST_LEARNED = 1024
 """Cards times drivers times clocks that are kept; of more the one learned longest ago is dropped."""
 
@@ -40,7 +41,7 @@ def bucket_of(hertz: float | None) -> int:
     Wide, for a clock that sways by some steps must not sway between two buckets; narrow enough to tell a card that a
     context keeps awake (above 1 GHz) from one that sleeps (below 400 MHz).
     """
-    if hertz is None:
+    if hertz is None or not math.isfinite(hertz):
         return UNKNOWN_CLOCK
     if hertz < LOWEST_CLOCK_HERTZ:
         return 0
@@ -58,13 +59,14 @@ class Rest:
     def end(self) -> None:
         self.key = None
 
-    def add(self, key: IdleKey, watts: float, seconds: float) -> float | None:
-        """Take the mean power since the look before.  Watts when the span is long enough; then another begins.
+    def begin(self, key: IdleKey) -> None:
+        """The first look at rest: before it, until an unknown moment, the card may have worked."""
+        self.key, self.seconds, self.joules = key, 0.0, 0.0
 
-        The first look at rest only opens it: before that, until an unknown moment, the card may have worked.
-        """
+    def add(self, key: IdleKey, watts: float, seconds: float) -> float | None:
+        """Take the mean power since the look before.  Watts when the span is long enough; then another begins."""
         if self.key != key:
-            self.key, self.seconds, self.joules = key, 0.0, 0.0
+            self.begin(key)
             return None
         self.seconds += seconds
         self.joules += watts * seconds
@@ -85,8 +87,8 @@ class IdlePowers:
         return self.watts.get(key)
 
     def learn(self, key: IdleKey, mean: float) -> None:
-        """Take the mean of one span of rest; a card that takes nothing is one whose power is not known."""
-        if mean <= 0:
+        """Take the mean of one span of rest; a card that takes nothing, or no end, is one whose power is not known."""
+        if not 0 < mean < LARGEST_WATTS:
             return
         before = self.watts.pop(key, mean)
         self.watts[key] = mean if mean <= before else before + RISE_SHARE * (mean - before)

@@ -14,6 +14,7 @@ from typing import Any
 from . import signals
 from .cards import Cards
 from .episodes import FAILED_KEPT_SECONDS, Episode, Episodes, Startups
+from .idle_power import LARGEST_WATTS
 from .kept import (
     CARRIED,
     HASHED,
@@ -47,7 +48,6 @@ MOST_SERVERS = 256
 MOST_STARTUPS = 64
 MOST_RANK_NAMES = 1024
 MOST_CARD_FIGURES = 2048
-LARGEST_WATTS = 1e5
 
 URGENCY = ("failed", "stalled", "suspect", "unknown", "quiet")
 """States in the order in which servers are kept when there is no room for all."""
@@ -277,7 +277,8 @@ class Memory:
             self.seal("startups", *kind): (s.counts, s.total_seconds) for kind, s in episodes.kept_startups.items()
         }
         kept = list((self._startups | startups).items())[-MOST_STARTUPS:]
-        cards = self._cards | {self.seal("card", *words): watts for words, watts in timeline.cards.kept()}
+        figures = {self.seal("card", *words): watts for words, watts in timeline.cards.kept() if _is_watts(watts)}
+        cards = self._cards | figures
         return {
             "boot": self.boot,
             "servers": entries,
@@ -413,8 +414,12 @@ def _card_figures(items: list[Any]) -> Iterator[tuple[str, float]]:
             key, watts = read_value(each, tuple[str, float], 0.0, Shift(0.0, 0.0))
         except ValueError:
             continue
-        if 0 < watts < LARGEST_WATTS:
+        if _is_watts(watts):
             yield key, watts
+
+
+def _is_watts(value: float) -> bool:
+    return 0 < value < LARGEST_WATTS
 
 
 def _rank_names(server: str, entry: Mapping[str, Any]) -> Iterator[RankName]:
