@@ -362,13 +362,30 @@ def test_no_bytes_raise(chunks: list[bytes], framework: str, numbered: bool) -> 
     assert scanner.lines == joined.count(b"\n") + (not joined.endswith(b"\n") and joined != b"")
 
 
-def test_the_search_without_the_wheel_finds_the_same() -> None:
-    literals = [b"ready", b"already", b"read", b"roll!"]
+LITERALS = sorted(FRAMEWORKS["sglang"].by_literal)
+PIECES = st.sampled_from([*LITERALS, *(literal[:-1] for literal in LITERALS), b"\n", b"\n", b" ", b"\xff"])
+
+
+@given(st.lists(PIECES, max_size=30), st.integers(0, 3000), st.integers(1, len(LITERALS)))
+def test_all_ways_to_search_find_every_literal_where_it_is(pieces: list[bytes], far: int, number: int) -> None:
+    """Few and many literals, close together and far apart, one within another and one over another."""
+    block, literals = (b"x" * far).join(pieces), LITERALS[:number]
+
+    fast = log_search.literal_finder(literals)(block)
+
+    assert sorted(fast) == sorted(log_search._plain_finder(literals)(block))
+    lines = [block.count(b"\n", 0, offset) for _, offset in fast]
+    assert lines == sorted(lines)
+
+
+def test_literals_within_and_over_each_other_are_all_found() -> None:
+    literals = [b"ready", b"already", b"read", b"ready to", b"y to roll", b"roll!"]
     block = b"already ready to roll! read\nnothing\nroll!"
 
     fast = log_search.literal_finder(literals)(block)
 
     assert sorted(fast) == sorted(log_search._plain_finder(literals)(block))
+    assert len(list(fast)) == 10
 
 
 # --- times -------------------------------------------------------------------------------------------------
