@@ -21,7 +21,7 @@ from .config import Config, Thresholds
 from .daemon import ready_markers
 from .episodes import Episodes
 from .frameworks import Framework, load_frameworks
-from .model import FRONTEND, FRONTEND_NAMES, Event, Reading, Server, Verdict
+from .model import FRONTEND, FRONTEND_NAMES, Event, Reading, Server, ServerReport, StartupHistogram, Verdict
 from .presentation import BAD_STATES, REASON_WORDS, duration
 from .printable import printable
 from .recording import (
@@ -153,6 +153,8 @@ class Replay:
         self._waiting: list[Event] = []  # since that line: the next one tells whether they are in a gap
         self._changes: dict[str, list[Json]] = {}
         self._final: dict[str, Verdict] = {}
+        self.reports: tuple[ServerReport, ...] = ()
+        """As of the last tick."""
         self._learn(header.servers)
 
     def _thresholds_of(self, server: str) -> Thresholds:
@@ -182,6 +184,10 @@ class Replay:
         self._begin(first.t)
         self._come_to(first.t)
         self._look(first)
+
+    def startups(self) -> tuple[StartupHistogram, ...]:
+        """The starts that became ready so far."""
+        return self._episodes.startups()
 
     def finish(self) -> list[Json]:
         """Tick once more after the last line; what was found out, by server.
@@ -241,7 +247,8 @@ class Replay:
         self._ticks += 1
         now = self._clock.tick(t)
         self._conclude(now, t)
-        for report in self._episodes.tick(now, self._header.begun + t):
+        self.reports = self._episodes.tick(now, self._header.begun + t)
+        for report in self.reports:
             self._final[report.server.name] = report.verdict
         for change in self._episodes.changes:
             self._changes.setdefault(change.server, []).append(
