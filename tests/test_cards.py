@@ -958,6 +958,16 @@ def test_the_ranks_that_were_on_a_lost_card_are_told_and_since_when() -> None:
     assert node.cards.lost("s", node.at) == ()
 
 
+def test_a_card_that_is_lost_at_the_first_look_was_used_by_who_is_said_to_be_on_it() -> None:
+    node, twin = Node(), Node()
+    node.look(tie(), *card(lost=1.0))
+    twin.look(*card(lost=1.0))
+    twin.look(tie(server="other"), *card(lost=1.0))
+
+    assert node.cards.lost("s", node.at) == ((0.0, "TP0"),)
+    assert twin.cards.lost("s", twin.at) == ()
+
+
 def test_who_left_a_card_before_it_was_lost_did_not_lose_it() -> None:
     node = Node()
     node.looks(2, tie(), held(70_000), *card("GPU-0", lost=0.0))
@@ -1000,6 +1010,27 @@ def test_a_driver_that_answers_for_no_figure_of_a_card_for_a_window_hangs() -> N
     assert node.cards.driver_hangs("other", node.at) is False
     assert twin.cards.driver_hangs("s", twin.at) is False
     node.look(tie(), *card("GPU-0", util=0.0, lost=0.0))
+    assert node.cards.driver_hangs("s", node.at) is False
+
+
+def test_a_driver_that_answers_for_one_card_and_not_for_another_hangs() -> None:
+    node, twin = Node(), Node()
+    ties = (tie("TP0", "GPU-0"), tie("TP1", "GPU-1"))
+    for each in (node, twin):
+        each.look(*ties, *card("GPU-0", util=0.0), *card("GPU-1", util=0.0))
+    node.looks(14, *ties, *card("GPU-0", util=0.0), *unanswered("GPU-1"))
+    twin.looks(14, *ties, *card("GPU-0", util=0.0), *unanswered("GPU-2"))
+
+    assert node.cards.driver_hangs("s", node.at) is True
+    assert twin.cards.driver_hangs("s", twin.at) is False
+
+
+def test_a_driver_that_is_not_asked_any_more_does_not_hang() -> None:
+    node = Node()
+    node.look(tie(), *card(util=0.0))
+    node.looks(14, tie(), *unanswered())
+    node.looks(4, tie())
+
     assert node.cards.driver_hangs("s", node.at) is False
 
 
