@@ -227,11 +227,12 @@ CONDITIONS: tuple[Condition, ...] = (
     ),
     Condition(
         "health-hangs",
-        "ready, accepts connections and never answers",
+        "vLLM is ready, accepts connections and never answers",
         "stalled",
         "health_timeout",
         since="the first question without an answer (three in a row, of 5s each, are needed)",
-        twin="normal",
+        twin="serving",
+        launch=_VLLM,
         steps=(Step("serving", "hang", "main"),),
     ),
     Condition(
