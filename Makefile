@@ -12,7 +12,7 @@ HARDWARE_ARGS ?=
 PYTEST_ARGS ?=
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
-LINTED := exporter tests bench
+LINTED := exporter tests bench grafana
 
 .PHONY: run test check e2e bench hardware clean help
 .DEFAULT_GOAL := help
