@@ -58,6 +58,7 @@ class Stub:
         self.dropped_servers = 0
         self.dropped_ranks = 0
         self.absent = False
+        self.mean_seconds = 0.0
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         yield from self.yields()
@@ -385,6 +386,36 @@ def test_once_completes_a_cycle_in_which_all_have_seen_what_the_others_found() -
     assert all(poller.finished >= CYCLES_TO_KNOW for poller in node.pollers.values())
     assert [each.server.name for each in report.servers] == ["s"]
     assert all(source.closed for source in node.sources.values())
+
+
+def test_once_leaves_time_for_means_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(gpu=lambda: ())
+    node.sources["gpu"].mean_seconds = 1.0
+    reads: dict[Poller, tuple[int, float]] = {}
+
+    def woken(now: float) -> set[str]:
+        names = set[str]()
+        for name, poller in node.pollers.items():
+            monkeypatch.setattr(poller, "wake", lambda name=name: names.add(name))
+        node.daemon._wake_rested(reads, now)
+        return names
+
+    others = {"processes", "threads", "logs"}
+    assert [woken(now) for now in (100.0, 100.9, 101.0)] == [others, others, others | {"gpu"}]
+    node.pollers["gpu"].turn()
+    assert [woken(now) for now in (101.1, 102.0, 102.2)] == [others, others, others | {"gpu"}]
+    node.sources["gpu"].absent = True
+    node.pollers["gpu"].turn()
+    assert "gpu" in woken(102.3)
+
+
+def test_once_ends_when_there_was_time_for_means() -> None:
+    node = Node(gpu=lambda: ())
+    node.sources["gpu"].mean_seconds = 0.1
+    node.daemon.once(SOON)
+    node.daemon.close()
+
+    assert node.pollers["gpu"].finished >= CYCLES_TO_KNOW
 
 
 def test_once_and_close_do_not_wait_for_a_source_that_hangs() -> None:

@@ -166,16 +166,24 @@ class Daemon:
         until = time.monotonic() + seconds
         goals: dict[Poller, int] | None = None
         finds = {poller.source.name for poller in self.pollers} & {"processes"}
+        reads: dict[Poller, tuple[int, float]] = {}
         while time.monotonic() < until:
             time.sleep(0.05)
             self.gather()
-            for poller in self.pollers:
-                poller.wake()
+            self._wake_rested(reads, time.monotonic())
             if goals is None and finds <= self._latest.keys():
                 goals = {poller: poller.finished + CYCLES_TO_KNOW for poller in self.pollers}
             if goals is not None and all(poller.finished >= goal for poller, goal in goals.items()):
                 break
         return self.tick()
+
+    def _wake_rested(self, reads: dict[Poller, tuple[int, float]], now: float) -> None:
+        """Let each poller read again; means need time in between.  `reads`: how many, since when."""
+        for poller in self.pollers:
+            if reads.get(poller, (-1, now))[0] != poller.finished:
+                reads[poller] = poller.finished, now
+            if now - reads[poller][1] >= poller.mean_seconds:
+                poller.wake()
 
     # --- one tick ---------------------------------------------------------------------------------------
 

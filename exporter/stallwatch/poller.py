@@ -133,6 +133,11 @@ class Poller:
         """There is nothing on this node that the source could read: it has no health to speak of."""
         return bool(getattr(self.source, "absent", False))
 
+    @property
+    def mean_seconds(self) -> float:
+        """What should lie between two reads, for the means that the source takes; 0 = nothing."""
+        return 0.0 if self.is_absent else float(getattr(self.source, "mean_seconds", 0.0))
+
     def read_errors(self) -> dict[str, int]:
         """reason -> values that could not be read so far."""
         return dict(self._errors)

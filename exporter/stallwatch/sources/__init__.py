@@ -48,7 +48,8 @@ class Source(Protocol):
     It may also have: `configure(config)`, called when the configuration is read again; `again_seconds`, when it wants
     to look sooner than its interval; `in_flight_since`, the monotonic time at which a call began that its last read
     did not wait for; `incomplete`, true when that read got nothing of what it asked for; `absent`, true while there
-    is nothing on this node that it could read.
+    is nothing on this node that it could read; `mean_seconds`, how far apart two reads must be for its means to be
+    of use.
     """
 
     name: ClassVar[str]

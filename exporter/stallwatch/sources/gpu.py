@@ -151,6 +151,7 @@ class Gpu:
     """See the module.  The attributes are those a source may have (sources.Source)."""
 
     name: ClassVar[str] = "gpu"
+    mean_seconds: ClassVar[float] = 1.0  # the energy counter goes in steps of up to 100 ms
     signals: ClassVar[tuple[Signal, ...]] = (
         signals.GPU_INFO,
         *FIGURES.values(),
