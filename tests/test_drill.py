@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stallwatch.config import load_config
-from stallwatch.drill import story
+from stallwatch.config import Thresholds, load_config
+from stallwatch.drill import neighbours, rank_acts, server, story
 from stallwatch.drill.cards import CardPlan
 from stallwatch.drill.command import FASTEST, Pace, duration, expectation, list_conditions
 from stallwatch.drill.conditions import (
@@ -28,6 +28,36 @@ def test_what_a_condition_expects_is_a_state_and_reason_of_the_contract(conditio
     assert condition.expected_state in STATES
     assert condition.expected_reason in REASONS
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", condition.name)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+def test_every_deed_is_one_that_somebody_can_do(condition: Condition) -> None:
+    known = {"launcher": neighbours.ACTS, "main": server.ACTS, "engine": server.ENGINE_ACTS}
+
+    for step in condition.steps:
+        assert step.act in known.get(step.who, rank_acts.ACTS), step
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+def test_whatever_pages_or_warns_has_a_twin_that_does_not(condition: Condition) -> None:
+    silent = condition.expected_state in ("idle", "working")
+
+    assert silent == (condition.twin == "")
+    assert silent or find_condition(condition.twin).expected_state in ("idle", "working")
+    assert not silent or condition.expected_reason == "none"
+
+
+def test_the_table_of_the_document_is_that_of_the_code() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "DRILLS.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+
+    assert rows == [row(condition) for condition in CONDITIONS]
+
+
+def row(condition: Condition) -> str:
+    note, twin = f"; {condition.note}" if condition.note else "", f"`{condition.twin}`" if condition.twin else ""
+    said = expectation(condition, Thresholds())
+    return f"| `{condition.name}` | {condition.summary}{note} | {said} | {twin} |"
 
 
 def test_names_are_unique() -> None:
