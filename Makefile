@@ -3,6 +3,7 @@
 #   make run ARGS='--web.listen-address 127.0.0.1:10077'    the exporter
 #   make test     unit tests                     make check    format, lint, types, alert rules
 #   make e2e      real processes and services    make bench    ratios against other exporters
+#   make score    docs/SCORE.md: recordings and the obvious rules, measured anew
 #   make hardware                                the GPU collector against a real driver (docs/HARDWARE.md)
 
 VENV := .venv
@@ -12,13 +13,13 @@ HARDWARE_ARGS ?=
 PYTEST_ARGS ?=
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
-LINTED := exporter tests bench grafana
+LINTED := exporter tests bench grafana score
 
-.PHONY: run test check e2e bench hardware clean help
+.PHONY: run test check e2e bench score hardware clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,6p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,7p
 
 run: $(VENV)/.installed
 	$(BIN)/stallwatch serve $(ARGS)
@@ -41,6 +42,9 @@ e2e: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	@for name in scan memory gpu wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done
+
+score: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m score
 
 hardware: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m hardware.run $(HARDWARE_ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -39,7 +40,7 @@ LATE: Mapping[str, str] = {
     "no-log-cards-at-rest": "without a log silence must last twice as long",
     "log-unreadable-cards-at-rest": "a log that cannot be read counts as none: twice as long",
     "capture-all-spin": "while graphs are captured all cards must spin for twice as long",
-    "exporter-paused": "nobody looked for minutes, and a time without looks counts for nothing",
+    "exporter-paused": "nobody looked for ten minutes, and a time without looks counts for nothing",
     "exporter-paused-serving-hangs": "nobody looked for ten minutes, and a time without looks counts for nothing",
 }
 """Hang that is found later than SOON_SECONDS -> why; tests/test_score.py sees to it that none is left out."""
@@ -80,13 +81,15 @@ def summary(found: Sequence[Measured]) -> Iterator[str]:
     yield f"| | hangs found, of {len(pages)} | median delay | worst | also found, of {len(warns)} | false pages |"
     yield "| --- | --- | --- | --- | --- | --- |"
     times = _delays(pages)
-    false = sum(each.is_false_page for each in found)
-    yield _row("**stallwatch**", len(times), *_middle_and_worst(times), f"{len(_delays(warns))}, as a warning", false)
+    pages_for_nothing = sum(each.is_false_page for each in found)
+    also = f"{len(_delays(warns))}, as a warning"
+    yield _row("**stallwatch**", len(times), *_middle_and_worst(times), also, pages_for_nothing)
     for alert, expr in naive.alerts().items():
         times = _alert_delays(pages, alert)
         data = sum(_metrics_of(expr) <= each.metrics for each in pages)
         caught = f"{len(times)}" if data == len(pages) else f"{len(times)} ({data} have what it looks at)"
-        false = sum(each.is_false_alert(alert) for each in found)
+        whiles = Counter(each.false_alert_while(alert) for each in found if each.is_false_alert(alert))
+        false = f"{whiles.total()} ({', '.join(f'{whiles[what]} {what}' for what in sorted(whiles, key=str))})"
         yield _row(f"`{alert}`", caught, *_middle_and_worst(times), len(_alert_delays(warns, alert)), false)
 
 
@@ -98,7 +101,7 @@ def classes(found: Sequence[Measured]) -> Iterator[str]:
         yield _row(
             name,
             len(those),
-            *(_share(sum(what), len(those)) for what in ([each.is_in_time for each in those],)),
+            _share(sum(each.is_in_time for each in those), len(those)),
             *_middle_and_worst(_delays(those)),
             _share(sum(each.is_explained for each in those), len(those)),
             _share(sum(each.is_steady for each in those), len(those)),
@@ -115,8 +118,8 @@ def missed(found: Iterable[Measured]) -> Iterator[str]:
     causes = causes_of_misses()
     for each in found:
         if each.misses:
-            what = "; ".join(each.misses)
-            yield f"- `{each.truth.case}` ({what}). {causes.get(each.truth.case, 'Cause unknown.')}"
+            cause = causes.get(each.truth.case, "cause unknown.")
+            yield f"- `{each.truth.case}`: {cause} What the table of cases says: {'; '.join(each.misses)}."
 
 
 def corpus(found: Sequence[Measured]) -> Iterator[str]:

@@ -75,6 +75,16 @@ class Measured:
         ever = self.alerts.get(alert, naive.Firing()).ever
         return alert in self.foreign or (ever is not None and (self.silent_at is None or ever < self.silent_at))
 
+    def false_alert_while(self, alert: str) -> str | None:
+        """What the server did when the alert fired for nothing: starting, idle or serving; None = it did not."""
+        if not self.is_false_alert(alert):
+            return None
+        ever = self.alerts.get(alert, naive.Firing()).ever
+        before = [change for change in self.outcome.changes if ever is None or change["t"] <= ever]
+        if not before or before[-1]["phase"] != "ready":
+            return "starting"
+        return "idle" if before[-1]["state"] == "idle" else "serving"
+
     def alert_delay(self, alert: str) -> float | None:
         """Seconds from the last progress to the alert; None when it did not fire, or had fired before for nothing."""
         after = self.alerts.get(alert, naive.Firing()).after
