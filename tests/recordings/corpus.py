@@ -349,6 +349,9 @@ CASES: Mapping[str, Play] = {
     "compile-ended-works": partial(gpus.phase_spins, event="compile_begin", end="compile_end", power=300.0, comes=True),
     "autotune-spins": partial(gpus.phase_spins, event="autotune_begin"),
     "autotune-at-256-w": partial(gpus.phase_spins, event="autotune_begin", power=256.0, comes=True),
+    "autotune-at-256-of-1200-w": partial(
+        gpus.phase_spins, event="autotune_begin", power=256.0, rest=195.0, limit=1200.0, comes=True
+    ),
     "empty-card-latched": gpus.empty_card,
     "empty-card-latched-loads": partial(gpus.empty_card, loads=True),
     "two-tenants": gpus.two_tenants,

@@ -117,14 +117,22 @@ def unified_memory(stage: Stage, power: float = 15.0, worked: bool = True, ends:
 
 
 def phase_spins(
-    stage: Stage, event: str, end: str = "", spinning: int = 2, comes: bool = False, power: float = 152.0
+    stage: Stage,
+    event: str,
+    end: str = "",
+    spinning: int = 2,
+    comes: bool = False,
+    power: float = 152.0,
+    rest: float = 122.0,
+    limit: float = 700.0,
 ) -> None:
     """Cards spin in a phase in which they may wait for long.  `end`: an event that says that the phase is over.
 
-    `spinning`: on so many of two ranks; the card of the other one rests.
+    `spinning`: on so many of two ranks; the card of the other one rests.  `power`: of those that spin.  H49's autotune
+    worked at 100 % and 256 W for hours; on a GB300 that is no more than a spin takes, so only its begin tells.
     """
     server = vllm(stage, 2)
-    known_cards(server)
+    known_cards(server, rest, limit)
     up_to_load(server)
     rests_and_reads(server)
     for each in filter(None, (event, end)):
@@ -134,7 +142,7 @@ def phase_spins(
     if not comes:
         return stands_still(server, 660)
     stage.run(900)
-    cards_do(server, 122, 0.0)
+    cards_do(server, rest, 0.0)
     if not end and event == "autotune_begin":
         for rank in server.ranks:
             server.say("autotune_end", rank)
