@@ -5,36 +5,43 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from .places import CGROUP
 
 LIMIT_BYTES = 32 << 20
 
-_ROOT = Path("/sys/fs/cgroup")
-_PANIC = Path("/proc/sys/vm/panic_on_oom")
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the kernel shows its cgroups."""
+
+    proc: Path = Path("/proc")
+    cgroups: Path = Path("/sys/fs/cgroup")
+
+
+HERE = Machine()
 
 
 class NoCgroupError(RuntimeError):
     """No memory cgroup can be made here; the text says why."""
 
 
-def refusal() -> str:
+def refusal(machine: Machine = HERE) -> str:
     """Why no memory cgroup with a limit can be made here; "" when one can.  Leaves nothing behind."""
     try:
-        with limited("stallwatch-drill-trial"):
+        with limited("stallwatch-drill-trial", machine):
             return ""
     except NoCgroupError as error:
         return str(error)
 
 
 @contextmanager
-def limited(name: str) -> Iterator[Path]:
+def limited(name: str, machine: Machine = HERE) -> Iterator[Path]:
     """A cgroup that kills whoever takes more than the limit; removed at the end.  NoCgroupError."""
-    if _PANIC.read_text().strip() == "2":
-        raise NoCgroupError("vm.panic_on_oom is 2: the kernel would panic")
     try:
-        parent, limits = _own()
+        parent, limits = _own(machine)
         folder = parent / name
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -60,18 +67,16 @@ def enter(folder: Path) -> None:
     Path((folder / CGROUP).read_text(), "cgroup.procs").write_text(str(os.getpid()))
 
 
-def _own() -> tuple[Path, dict[str, str]]:
+def _own(machine: Machine) -> tuple[Path, dict[str, str]]:
     """Our own memory cgroup (version 1 or 2), and the files that limit one below it."""
-    groups = {line.split(":", 2)[1]: line.split(":", 2)[2] for line in _lines(Path("/proc/self/cgroup"))}
+    if (machine.proc / "sys/vm/panic_on_oom").read_text().strip() == "2":
+        raise NoCgroupError("vm.panic_on_oom is 2: the kernel would panic")
+    lines = (line.split(":", 2) for line in (machine.proc / "self/cgroup").read_text().splitlines())
+    groups = {controllers: path.lstrip("/") for _, controllers, path in lines}
     if "memory" in groups:
         limits = {"memory.limit_in_bytes": str(LIMIT_BYTES), "memory.swappiness": "0"}
-        return _ROOT / "memory" / groups["memory"].lstrip("/"), limits
-    folder = _ROOT / groups.get("", "/").lstrip("/")
-    controllers = (folder / "cgroup.subtree_control").read_text().split()
-    if "memory" not in controllers:
+        return machine.cgroups / "memory" / groups["memory"], limits
+    folder = machine.cgroups / groups.get("", "")
+    if "memory" not in (folder / "cgroup.subtree_control").read_text().split():
         raise NoCgroupError("a memory cgroup cannot be made here: the controller is not given on to cgroups below ours")
     return folder, {"memory.max": str(LIMIT_BYTES), "memory.swap.max": "0"}
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines()
