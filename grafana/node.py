@@ -160,7 +160,7 @@ NODE_DASHBOARD = Dashboard(
                     stacked=True,
                 ),
                 graph(
-                    "Memory held by nobody",
+                    "Memory held by nobody, by card",
                     "In use, and no live process is known to hold it.",
                     _cards("stallwatch_gpu_unowned_memory_bytes{@gpu}"),
                     12,

@@ -48,6 +48,8 @@ PHASE_CHOICES: tuple[Choice, ...] = tuple(zip(PHASES, _PHASE_COLORS, strict=True
 WAIT_CHOICES: tuple[Choice, ...] = tuple(zip(WAITS, _WAIT_COLORS, strict=True))
 CHANNEL_CHOICES: tuple[Choice, ...] = tuple(zip(CHANNEL_STATES, _CHANNEL_COLORS, strict=True))
 NO_YES: tuple[Choice, ...] = (("no", "#c7d0d9"), ("yes", "#56a64b"))
+NO_BUT: tuple[Choice, ...] = (("no", "#c7d0d9"), ("yes", "#ff9830"))
+GONE_LIVES: tuple[Choice, ...] = (("gone", "#f2495c"), ("lives", "#56a64b"))
 FAILS_WORKS: tuple[Choice, ...] = (("fails", "#f2495c"), ("works", "#56a64b"))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from .common import CARD, LINK_NODE, LINK_SOURCE, NOW, ONE_JOB, ONE_NODE, SERVER, STATE
 from .panels import (
     CHANNEL_CHOICES,
+    GONE_LIVES,
+    NO_BUT,
     NO_YES,
     PHASE_CHOICES,
     STATES,
@@ -147,7 +149,7 @@ SERVER_DASHBOARD = Dashboard(
                     height=5,
                 ),
                 timeline(
-                    "Reason",
+                    "Reasons",
                     "Which reason stood when.",
                     (Query("stallwatch_server_reason{@}", "{{reason}}"),),
                     12,
@@ -291,6 +293,55 @@ SERVER_DASHBOARD = Dashboard(
                     8,
                     "s",
                 ),
+                graph(
+                    "Read and written by calls",
+                    "Bytes a second of all ranks through read() and write() and their like, page cache included.",
+                    (
+                        Query(
+                            f"sum by ({SERVER}) (rate(stallwatch_process_read_bytes_total{{@}}[$__rate_interval]))",
+                            "read",
+                        ),
+                        Query(
+                            f"sum by ({SERVER}) (rate(stallwatch_process_written_bytes_total{{@}}[$__rate_interval]))",
+                            "written",
+                        ),
+                    ),
+                    8,
+                    "Bps",
+                ),
+                graph(
+                    "CPU of children",
+                    "Cores that children of ranks and engines use, compilers apart.",
+                    (Query("rate(stallwatch_server_child_cpu_seconds_total{@}[$__rate_interval])", "{{kind}}"),),
+                    8,
+                    "none",
+                ),
+                timeline(
+                    "Held up on purpose",
+                    "What explains silence without a hang: frozen, in sleep mode, being stopped, a debugger attached, "
+                    "a lock in somebody's hands.",
+                    (
+                        Query("stallwatch_server_frozen{@}", "frozen"),
+                        Query("stallwatch_server_paused{@}", "in sleep mode"),
+                        Query("stallwatch_server_stopping{@}", "being stopped"),
+                        Query(f"max by ({SERVER}) (stallwatch_rank_traced{{@}})", "traced"),
+                        Query("stallwatch_server_lock_held{@}", "lock held: {{kind}}"),
+                    ),
+                    8,
+                    NO_BUT,
+                ),
+                timeline(
+                    "Processes",
+                    "Whether the first process, its container or unit, and each rank live.",
+                    (
+                        Query("stallwatch_server_alive{@}", "first process"),
+                        Query("stallwatch_server_scope_alive{@}", "container or unit"),
+                        Query("stallwatch_rank_alive{@}", _RANK),
+                    ),
+                    24,
+                    GONE_LIVES,
+                    runbook="InferenceServerFailed",
+                ),
             ),
         ),
         Row(
@@ -428,7 +479,7 @@ SERVER_DASHBOARD = Dashboard(
                             "{{event}}",
                         ),
                     ),
-                    12,
+                    8,
                     "none",
                     bars=True,
                     stacked=True,
@@ -437,7 +488,18 @@ SERVER_DASHBOARD = Dashboard(
                     "Lines of error",
                     "Lines of error and fatal so far, by kind.",
                     (Query("stallwatch_log_errors_total{@}", "{{kind}}"),),
-                    12,
+                    8,
+                    "none",
+                ),
+                graph(
+                    "Files of the log",
+                    "How often the log was replaced, cut short, or became unreadable.",
+                    (
+                        Query("stallwatch_log_rotations_total{@}", "{{log}}: replaced"),
+                        Query("stallwatch_log_truncations_total{@}", "{{log}}: cut short"),
+                        Query("stallwatch_log_read_errors_total{@}", "{{log}}: unreadable"),
+                    ),
+                    8,
                     "none",
                 ),
             ),
@@ -452,7 +514,14 @@ SERVER_DASHBOARD = Dashboard(
                         Query("stallwatch_server_requests_running{@}", "running"),
                         Query("stallwatch_server_requests_waiting{@}", "waiting"),
                     ),
-                    12,
+                    8,
+                    "none",
+                ),
+                graph(
+                    "Requests finished",
+                    "Requests a second, by the server's own count.",
+                    (Query("rate(stallwatch_server_finished_requests_total{@}[$__rate_interval])", "finished"),),
+                    8,
                     "none",
                 ),
                 graph(
@@ -462,7 +531,7 @@ SERVER_DASHBOARD = Dashboard(
                         Query("rate(stallwatch_server_generated_tokens_total{@}[$__rate_interval])", "generated"),
                         Query("rate(stallwatch_server_prompt_tokens_total{@}[$__rate_interval])", "prompt"),
                     ),
-                    12,
+                    8,
                     "none",
                 ),
             ),

@@ -211,6 +211,9 @@ class Player:
                 "log_heartbeat_lines_total": voice.events["heartbeat"],
                 "log_bytes_total": 90 * voice.lines,
                 "log_backlog_bytes": 0,
+                "log_rotations_total": 0,
+                "log_truncations_total": 0,
+                "log_read_errors_total": 0,
                 "log_last_line_timestamp_seconds": self._begun + voice.last_at,
                 "log_silence_seconds": max(0.0, now - voice.last_at),
             }
@@ -265,6 +268,11 @@ def _at_rest(shown: Sequence[Reading], now: float, begun: float) -> Iterator[Rea
                 yield _BY_NAME["port_foreign"].read(0, server, port)
                 if reading.value:
                     yield _BY_NAME["port_accept_queue"].read(0, server, port)
+            case "server_starts_total":
+                for name, value in {"frozen": 0, "paused": 0, "stopping": 0, "scope_alive": 1}.items():
+                    yield _BY_NAME[f"server_{name}"].read(value, *reading.labels)
+            case "rank_alive":
+                yield _BY_NAME["rank_traced"].read(0, *reading.labels)
             case "health_status":
                 yield _BY_NAME["health_duration_seconds"].read(0.004 + now % 60 / 2e4, *reading.labels)
             case "gpu_info":
