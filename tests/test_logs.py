@@ -742,6 +742,27 @@ def test_who_is_which_rank_is_told_again_from_what_was_told_before(node: Node) -
     assert events(seen) == []
 
 
+@pytest.mark.parametrize(("name", "is_named"), [("worker-ab12-01000000-{}.out", True), ("worker-{}.out", False)])
+def test_the_file_of_a_worker_of_ray_says_whose_lines_are_in_it(name: str, is_named: bool, node: Node) -> None:
+    """Ray puts no mark in front of a line there: the PID is in the file's name."""
+    for rank in (0, 1):
+        node.write(
+            f":actor_name:RayWorkerWrapper\n"
+            f"INFO 11-02 08:14:20 [p.py:1] world_size=2 rank={rank} local_rank={rank} distributed_init_method=x\n"
+            f"INFO 11-02 08:14:31 [m.py:1] Starting to load model m...\n",
+            name.format(60 + rank),
+        )
+    node.server = replace(node.server, framework="vllm")
+    patterned(node, "worker-*.out")
+
+    seen = node.read()
+
+    named = {one.pid: one.rank for one in seen if isinstance(one, RankName)}
+    assert named == ({60: "TP0", 61: "TP1"} if is_named else {})
+    ranks = [event.rank for event in events(seen) if event.event == "load_begin"]
+    assert ranks == (["TP0", "TP1"] if is_named else [None, None])
+
+
 def test_files_below_a_linked_folder_are_found_and_a_link_among_them_is_not(node: Node) -> None:
     """As Ray lays them out: session_latest is a link to the folder of the newest session."""
     folder = node.folder / "session_2026" / "logs"

@@ -108,7 +108,7 @@ class LogScanner:
     """Reads one log from its beginning.  Public counters only grow; `ready` says which search is used.
 
     `numbered`: lines get numbers and a line drawn with carriage returns stays whole (for `parse`); else a bar
-    is seen as soon as it is drawn.
+    is seen as soon as it is drawn.  `writer`: see log_ranks.Ranks.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class LogScanner:
         *,
         track_shapes: bool = True,
         numbered: bool = False,
+        writer: int = 0,
     ) -> None:
         self.framework = framework
         self.lines = 0
@@ -140,7 +141,7 @@ class LogScanner:
         self._skipping = False
         self._open = _Line()
         self._repeats = Repeats(framework, self._lexicon)
-        self._ranks = Ranks(self._repeats.forget)
+        self._ranks = Ranks(self._repeats.forget, writer)
         self._shapes = Shapes(framework)
         self._start = _Start()
         self._turned = ""  # the event that begins or ends a start, until the block is settled

@@ -14,11 +14,12 @@ _SIZES = ("tp_size", "pp_size", "dp_size")
 class Ranks:
     """What one log said of the ranks of its server so far.
 
-    `changed` is called when a line that was read before may be another rank's by now.
+    `changed` is called when a line that was read before may be another rank's by now.  `writer`: PID of the only
+    process that writes there, as it knows itself; 0 = there may be several.
     """
 
-    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
-        self._changed = changed
+    def __init__(self, changed: Callable[[], None] = lambda: None, writer: int = 0) -> None:
+        self._changed, self._writer = changed, writer
         self._first: str | None = None
         self._names: dict[int, str] = {}  # PID -> rank
         self._sizes: dict[str, int] = {}
@@ -41,7 +42,7 @@ class Ranks:
 
     def of(self, pattern: Pattern, groups: Mapping[str, str], prefix: Prefix, told: dict[int, str]) -> str | None:
         """Which rank wrote (or is named by) a line; None = none in particular.  A name that is new goes to `told`."""
-        pid = whole_number(prefix.pid) or 0
+        pid = whole_number(prefix.pid) or self._writer
         printed = prefix.parts
         number = whole_number(prefix.rank)
         rank = rank_name(printed) if printed else self._named_by(groups)

@@ -7,6 +7,7 @@ Scene.  Never a word of a log leaves: events, numbers and names of ranks only.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,9 @@ ALL = 1 << 62
 """More bytes than any file has."""
 KEPT_TURNS = 64
 """Turns of which it is remembered how far the logs were read: more than may wait for the daemon."""
+
+_RAYS_WORKER = re.compile(r"worker-[0-9a-f]{1,80}-[0-9a-f]{1,20}-(?P<pid>[0-9]{1,9})\.(?:out|err)")
+"""The files of Ray's workers are named by id, job and PID; their lines do not say who wrote them."""
 
 Place = tuple[str, Identity, int, str]
 """One followed log: name, file, bytes of the file that were read, and their mark."""
@@ -503,7 +507,8 @@ class Logs:
             room -= 1
 
     def _log(self, logs: _ServerLogs, place: LogPlace, server: Server) -> _Log:
-        framework = self._framework(server.framework)
+        framework, writer = self._framework(server.framework), _RAYS_WORKER.fullmatch(place.name)
+        pid = int(writer["pid"]) if writer else 0
         tail: LogTail | JournalTail
         if place.path.startswith(JOURNAL):
             tail = JournalTail(place.path, server.started_at, lambda: self._now, root=self._root)
@@ -511,7 +516,10 @@ class Logs:
             tail = self._guards.tail(place.path, place.owner)
             tail.is_apart = logs.is_found
         return _Log(
-            place, tail, lambda: LogScanner(framework, self._limits), lambda stream: logs.name_of(place, stream)
+            place,
+            tail,
+            lambda: LogScanner(framework, self._limits, writer=pid),
+            lambda stream: logs.name_of(place, stream),
         )
 
     def _rooted(self, place: LogPlace) -> LogPlace:
