@@ -1,10 +1,11 @@
 """CPU of following and parsing a log, against mtail and grep with the same patterns, in one run.
 
-    python -m bench.logs [--megabytes 200] [--slice 10] [--rounds 3] [--large 1000]
+    python -m bench.logs [--megabytes 200] [--slice 10] [--rounds 3] [--large 1000] [--only heavy many]
 
 Prints bytes per CPU second of each and the ratios.  mtail reads a slice of the same log (it is slow) and is
 scaled per byte; its start is measured on an empty log and taken off.  All files are read once before (page cache).
 Then: logs of which every line matches, 64 logs at 1 MB/s in all, and a large log that was there before us.
+--only takes some of these: compare containers heavy many large.
 """
 
 from __future__ import annotations
@@ -207,16 +208,19 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "trouble": (
         *MARKERS[2:],
         "node1:{number}:77 [{small}] misc/socket.cc:{number} NCCL WARN socketProgress: Connection closed by peer",
+        "[rank{small}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {number}.00 GiB.",
     ),
+    "bars": ("Loading safetensors checkpoint shards:  1% Completed | {small}/64 [00:0{small}<01:40, 1.85s/it]",),
 }
-"""Logs of which every line matches: of a server that serves, one that loads, one that repeats its errors."""
+"""Logs of which every line matches: of a server that serves, one that loads, one that repeats its errors; and bars that
+move with each line, which are read each time (a bar is drawn ten times a second at most)."""
 
 
 def measure_heavy(folder: Path, framework: Framework, megabytes: int, rounds: int) -> None:
     for name, texts in HEAVY.items():
         log, chance, number = folder / f"{name}.log", random.Random(SEED), 0
         with log.open("w") as file:
-            if name != "loading":
+            if name not in ("loading", "bars"):
                 file.write("[2026-06-02 00:00:00] The server is fired up and ready to roll!\n")
             while file.tell() < megabytes * 1_000_000:
                 for text in chance.choices(texts, k=1000):
@@ -320,12 +324,10 @@ def cpu_seconds(work: Callable[[], object], rounds: int) -> float:
     return statistics.median(once() for _ in range(rounds))
 
 
-def measure(folder: Path, megabytes: int, slice_megabytes: int, rounds: int, large: int) -> None:
-    framework = next(one for one in load_frameworks() if one.name == "sglang")
-    log, part, nothing, program = (folder / name for name in ("whole.log", "part.log", "empty.log", "sglang.mtail"))
-    write_log(log, megabytes * 1_000_000)
+def measure_against_others(folder: Path, framework: Framework, log: Path, slice_megabytes: int, rounds: int) -> None:
+    part, nothing, program = (folder / name for name in ("part.log", "empty.log", "sglang.mtail"))
     with log.open("rb") as file:
-        part.write_bytes(file.read(slice_megabytes * 1_000_000))
+        part.write_bytes(b"".join(file.readlines(slice_megabytes * 1_000_000)))
     nothing.touch()
     program.write_text(mtail_program(framework))
 
@@ -337,7 +339,6 @@ def measure(folder: Path, megabytes: int, slice_megabytes: int, rounds: int, lar
     if counted != follow(framework, part):
         raise SystemExit(f"mtail and we count differently: {counted} against {follow(framework, part)}")
 
-    print(f"log of {megabytes} MB, {len(framework.patterns)} patterns, median of {rounds}; MB per CPU second")
     print(f"follow   {follow_rate / 1e6:8.1f}   {follow_rate / mtail_rate:7.1f} x mtail")
     print(f"parse    {parse_rate / 1e6:8.1f}   {parse_rate / mtail_rate:7.1f} x mtail")
     print(f"mtail    {mtail_rate / 1e6:8.2f}   ({slice_megabytes} MB, its start of {start:.2f} s taken off)")
@@ -346,16 +347,35 @@ def measure(folder: Path, megabytes: int, slice_megabytes: int, rounds: int, lar
     lines = sum(follow(framework, log).values())
     grep_rate = log.stat().st_size / statistics.median(grep_seconds(patterns, log, lines) for _ in range(rounds))
     print(f"grep     {grep_rate / 1e6:8.1f}   parse is {parse_rate / grep_rate:.2f} x grep -cE")
-    measure_containers(folder, framework, log, rounds)
-    measure_heavy(folder, framework, 50, rounds)
-    measure_many(folder, log)
-    if large:
-        if shutil.disk_usage(folder).free < 3 * large * 1_000_000:
-            raise SystemExit(f"no room for a log of {large} MB in {folder}")
-        enlarge(log, large * 1_000_000)
-        large_rate = log.stat().st_size / cpu_seconds(lambda: follow(framework, log), 1)
-        print(f"follow   {large_rate / 1e6:8.1f}   {large_rate / mtail_rate:7.1f} x mtail, {large} MB")
-        measure_first(folder, log)
+
+
+def measure_large(folder: Path, framework: Framework, log: Path, large: int) -> None:
+    if shutil.disk_usage(folder).free < 3 * large * 1_000_000:
+        raise SystemExit(f"no room for a log of {large} MB in {folder}")
+    enlarge(log, large * 1_000_000)
+    large_rate = log.stat().st_size / cpu_seconds(lambda: follow(framework, log), 1)
+    print(f"follow   {large_rate / 1e6:8.1f}   {large} MB")
+    measure_first(folder, log)
+
+
+PARTS = ("compare", "containers", "heavy", "many", "large")
+
+
+def measure(folder: Path, options: argparse.Namespace) -> None:
+    framework = next(one for one in load_frameworks() if one.name == "sglang")
+    log, rounds = folder / "whole.log", options.rounds
+    write_log(log, options.megabytes * 1_000_000)
+    print(f"log of {options.megabytes} MB, {len(framework.patterns)} patterns, median of {rounds}; MB per CPU second")
+    if "compare" in options.only:
+        measure_against_others(folder, framework, log, options.slice, rounds)
+    if "containers" in options.only:
+        measure_containers(folder, framework, log, rounds)
+    if "heavy" in options.only:
+        measure_heavy(folder, framework, 50, rounds)
+    if "many" in options.only:
+        measure_many(folder, log)
+    if "large" in options.only and options.large:
+        measure_large(folder, framework, log, options.large)
 
 
 def main() -> None:
@@ -364,11 +384,12 @@ def main() -> None:
     parser.add_argument("--slice", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--large", type=int, default=1000, help="megabytes of a log that was there before; 0 = none")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
-    if shutil.which("mtail") is None:
+    if "compare" in options.only and shutil.which("mtail") is None:
         raise SystemExit("mtail is not installed (apt-get install mtail)")
     with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder), options.megabytes, options.slice, options.rounds, options.large)
+        measure(Path(folder), options)
 
 
 if __name__ == "__main__":
