@@ -100,6 +100,16 @@ def test_a_process_that_ended_since_the_list_holds_nothing(node: GpuNode) -> Non
     assert node.look().held() == {}
 
 
+@pytest.mark.parametrize("is_child", [False, True])
+def test_whoever_has_the_pid_of_a_dead_rank_is_a_stranger(node: GpuNode, is_child: bool) -> None:
+    node.tree.replace(100, "train.py", started=900.0)
+    node.tree.add(300, "worker", comm="python3", ppid=100)
+    told = says([(300 if is_child else 100, 70 * GIB)])
+
+    assert lists(node, 8, told)[-1] == 0.0  # it lives, so its memory is not nobody's
+    assert (node.held(), node.uses) == ({("GPU-0", "", ""): 70 * GIB}, [])
+
+
 # --- PIDs of another namespace -----------------------------------------------------------------------------
 
 
@@ -323,6 +333,7 @@ def test_a_list_that_was_missing_once_does_not_begin_the_teardown_anew(node: Gpu
 def test_the_identity_of_a_listed_pid_is_that_of_the_list(node: GpuNode) -> None:
     """The PID of a process that ended goes to a new rank: what the old list says is not the new rank's."""
     node.look(says([(100, 70 * GIB)]))
-    node.servers[0] = replace(node.servers[0], processes=(Process(ProcessId(100, 99), "TP0", 1),))
+    node.tree.replace(100, "worker", started=900.0)
+    node.servers[0] = replace(node.servers[0], processes=(Process(ProcessId(100, 90000), "TP0", 1),))
 
     assert (node.look().held(), node.uses) == ({("GPU-0", "vllm-8000", "TP0"): "vanished"}, [])

@@ -71,9 +71,8 @@ class _People:
 
     def owner(self, listed: ProcessId) -> Owner | None:
         """Whom a process belongs to; None when it is over, also if another one has its PID now."""
-        member = self.members.get(listed.pid)
-        if member is not None and member.process is not None:
-            return member if member.process.id == listed else None
+        if member := self._member(listed):
+            return member
         if listed.pid not in self._found:
             self._found[listed.pid] = self._look(listed)
         return self._found[listed.pid]
@@ -86,10 +85,15 @@ class _People:
         for _ in range(MOST_ANCESTORS):
             if stat is None or stat.ppid <= 1:
                 break
-            if stat.ppid in self.members:
-                return self.members[stat.ppid]
             stat = self.proc.stat(stat.ppid)
+            if stat is not None and (member := self._member(stat.id)):
+                return member
         return FOREIGN
+
+    def _member(self, process: ProcessId) -> Owner | None:
+        """The process as one of ours; None also when its PID was one's that is dead."""
+        member = self.members.get(process.pid)
+        return member if member is not None and member.process is not None and member.process.id == process else None
 
     def by_inner_pid(self) -> dict[int, Owner]:
         """Ours by the PID in their own namespace, where it is another one and only one has it."""
