@@ -27,7 +27,7 @@ _INNER = "fields"
 """Key below which some loggers put the message."""
 
 _KEY = re.compile(r'[ \t]*"([^"\\]{1,60})"[ \t]*:[ \t]*')
-_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"?')
+_TEXT = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"?')
 _NEXT = re.compile(r"[ \t]*,")
 _DECODER = json.JSONDecoder(strict=False)
 _SECONDS = (1e9, 1e10)
