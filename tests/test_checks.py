@@ -872,6 +872,7 @@ def test_a_spin_lasts_for_a_window_before_it_is_one() -> None:
 
 
 GOES_ON = Verdict("stalled", "gpu_spin", 900.0, "TP1")
+NOT_READ = (*CPU_MOVES, ChannelState("gpu_utilization", "unreadable", None))
 NOT_KNOWN = (*CPU_MOVES, ChannelState("gpu_utilization", "absent", None))
 
 
@@ -880,6 +881,7 @@ def test_a_spin_that_was_found_goes_on_until_a_card_shows_otherwise() -> None:
     first = replace(SPINS, spins=(Spin("TP0", 0.0, False),), phase="warming_up")
     for evidence, found in (
         (replace(STUCK, channels=NOT_KNOWN, busy=frozenset(("TP0",))), "gpu_spin"),
+        (replace(STUCK, channels=NOT_READ, busy=frozenset(("TP0",))), "gpu_spin"),
         (first, "gpu_spin"),
         (replace(first, spins=()), "none"),
     ):
@@ -889,7 +891,8 @@ def test_a_spin_that_was_found_goes_on_until_a_card_shows_otherwise() -> None:
 
     assert judge(replace(first, cards_work=True), T, GOES_ON, now=1000.0).state == "suspect"
     assert judge(first, T, replace(GOES_ON, state="suspect"), now=1000.0).state == "suspect"
-    assert judge(replace(STUCK, channels=NOT_KNOWN), T, None, now=1000.0).reason == "busy_spin"
+    for channels in (NOT_KNOWN, NOT_READ):
+        assert judge(replace(STUCK, channels=channels), T, None, now=1000.0).reason == "busy_spin"
 
 
 def test_without_a_log_a_spin_needs_twice_the_time() -> None:

@@ -303,10 +303,11 @@ def _traced_rank(evidence: Evidence) -> str | None:
 def gpu_spin(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """A card is always used, its memory never, at idle power: a collective waits for somebody who does not come.
 
-    What was concluded before goes on until a card shows otherwise: after a restart of ours their figures come late.
+    What was concluded before goes on until a card shows otherwise: after a restart of ours their figures come late, and
+    a driver may hang, too.
     """
     before = previous if previous is not None and previous.reason == "gpu_spin" else None
-    if before is not None and evidence.is_absent("gpu_utilization"):
+    if before is not None and evidence.is_unread("gpu_utilization"):
         return Finding(before.state, "gpu_spin", before.suspect_rank)
     spins = [spin for spin in evidence.spins if before is not None or spin.age >= thresholds.window]
     if not spins:

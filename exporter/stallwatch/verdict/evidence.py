@@ -105,9 +105,9 @@ class Evidence:
         """Readable, and not moving."""
         return any(c.channel == channel and c.state == "flat" for c in self.channels)
 
-    def is_absent(self, channel: str) -> bool:
-        """Known not to apply, or not to be known yet."""
-        return any(c.channel == channel and c.state == "absent" for c in self.channels)
+    def is_unread(self, channel: str) -> bool:
+        """Not readable any more, or not known yet."""
+        return any(c.channel == channel and c.state in ("absent", "unreadable") for c in self.channels)
 
     @property
     def ends_orderly(self) -> bool:
