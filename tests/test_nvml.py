@@ -566,6 +566,15 @@ def test_codes_of_calls_about_instances_cost_the_instances_only(split: StandIn, 
                 assert card["codes"].keys() <= {*ACTIVITIES, *(("processes",) if code in nvml.FATAL else ())}
 
 
+@pytest.mark.parametrize("call", ["nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"])
+def test_instances_that_cannot_be_looked_for_are_still_there(split: StandIn, helper: Helper, call: str) -> None:
+    before = set(helper.cards_of(processes=True))
+    for code in set(CODES) - set(nvml.HOLES):
+        split.fail(call, code, card=1)
+        assert set(helper.cards_of(processes=True)) == before == {"0", "1", "1:0", "1:2"}
+        split.clear()
+
+
 # Events
 
 

@@ -44,6 +44,9 @@ FATAL = (UNINITIALIZED, LOST, MISMATCH)
 GONE = (INVALID_ARGUMENT, NOT_FOUND, NO_GPU)
 """What calls with a handle of a card that was removed or reset say."""
 
+HOLES = (INVALID_ARGUMENT, NOT_FOUND, *SETTLED)
+"""What the driver says of an instance that there is none of."""
+
 AGAIN_SECONDS = 600.0
 """How long a NOT_SUPPORTED is believed."""
 LEAST_WINDOW, MOST_WINDOW = 0.1, 60.0
@@ -414,15 +417,21 @@ class Card(Device):
         if code and code not in SETTLED:
             return  # as before
         self.mig = "" if code else ("enabled" if found[0] else "disabled")
-        count = self.calls("nvmlDeviceGetMaxMigDeviceCount", self.handle, card=self.number)[1] if not code else 0
+        count = 0
+        if self.mig == "enabled":
+            code, count = self.calls("nvmlDeviceGetMaxMigDeviceCount", self.handle, card=self.number)
+            if code and code not in SETTLED:
+                return
         known = {instance.uuid: instance for instance in self.instances}
-        made = (self._instance(position, known) for position in range(count or 0 if self.mig == "enabled" else 0))
+        made = [self._instance(position, known) for position in range(count or 0)]
         self.instances = [instance for instance in made if instance is not None]
 
     def _instance(self, position: int, known: Mapping[str, Instance]) -> Instance | None:
         code, handle = self.calls("nvmlDeviceGetMigDeviceHandleByIndex", self.handle, position, card=self.number)
-        if code:  # a hole
+        if code in HOLES:
             return None
+        if code:  # not to be had now: who was there says why it has no figures, or still has them
+            return next((each for each in self.instances if each.index == f"{self.index}:{position}"), None)
         code, uuid = self.calls("nvmlDeviceGetUUID", handle, card=self.number)
         code_id, number = self.calls("nvmlDeviceGetGpuInstanceId", handle, card=self.number)
         if code:
