@@ -37,7 +37,7 @@ nvml.LEAST_WINDOW = 0.0  # two cycles may follow each other at once
 memory = os.memfd_create("note")
 os.truncate(memory, nvml.NOTE.size)
 note = nvml.Note(memory)
-pynvml = nvml.load(sys.argv[1], note)
+_, pynvml = nvml.load(sys.argv[1], note)
 for line in sys.stdin:
     if line == "new\\n":
         driver = nvml.Driver(nvml.Calls(pynvml, note))
@@ -972,6 +972,18 @@ def test_a_machine_without_library_is_no_failure(tmp_path: Path, monkeypatch: py
     driver.close()
 
     assert found == Absent("library")
+
+
+def test_a_library_that_python_has_no_module_for_is_no_failure_and_told_apart(
+    here: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    driver = Nvml(PATIENT_SECONDS)
+
+    found = driver.ask(False, False)
+    driver.close()
+
+    assert found == Absent("binding")
 
 
 def test_a_helper_that_is_killed_is_replaced(here: StandIn) -> None:

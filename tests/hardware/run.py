@@ -31,6 +31,7 @@ START_SECONDS = 60.0
 
 ABSENCE = {
     "library": "there is no libnvidia-ml.so.1",
+    "binding": "nvidia-ml-py is not installed",
     "driver": "the driver is not loaded",
     "cards": "the driver finds no card",
 }

@@ -34,6 +34,8 @@ OVER = struct.Struct("<d")
 LIBRARY = "libnvidia-ml.so.1"
 NOT_SUPPORTED, INSUFFICIENT_SIZE, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, UNKNOWN = 3, 7, 10, 12, 13, 999
 UNINITIALIZED, INVALID_ARGUMENT, NOT_FOUND, LOST, MISMATCH, VERSION, NO_GPU = 1, 2, 6, 15, 18, 25, 28
+NO_BINDING = -1
+"""Ours, not the driver's: its library is there, and Python's module for it is not."""
 IMPLAUSIBLE = UNKNOWN
 """A value that cannot be true is none."""
 
@@ -644,21 +646,21 @@ def tell(output: int, answer: Mapping[str, object]) -> None:
         left = left[os.write(output, left) :]
 
 
-def load(folder: str, note: Note) -> Any:
-    """pynvml; None when there is no library, so that it need not be imported to learn that."""
+def load(folder: str, note: Note) -> tuple[int, Any]:
+    """(0, pynvml) or (code, None); it is not imported where there is no library."""
     note.begin("dlopen")
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
-        return None
+        return LIBRARY_NOT_FOUND, None
     finally:
         note.end()
     sys.path.append(folder)
     try:
         import pynvml  # type: ignore[import-untyped]  # it has no types; late: it stands in a folder told to us
     except ImportError:
-        return None
-    return pynvml
+        return NO_BINDING, None
+    return 0, pynvml
 
 
 def main() -> None:
@@ -671,12 +673,12 @@ def main() -> None:
         signal.siginterrupt(number, False)  # the driver's own calls go on
     driver = None
     note = Note(int(descriptor))
-    pynvml = load(folder, note)
+    code, pynvml = load(folder, note)
     try:
         for processes, events in requests():
-            if pynvml is not None and driver is None:
+            if not code and driver is None:
                 driver = Driver(Calls(pynvml, note))
-            tell(output, {"code": LIBRARY_NOT_FOUND} if driver is None else driver.answer(processes, events))
+            tell(output, {"code": code} if driver is None else driver.answer(processes, events))
     except BrokenPipeError:
         pass
     leave()

@@ -51,7 +51,7 @@ LARGEST_ANSWER = 1 << 20
 _CLOSE_SECONDS = 0.4
 
 CONTROL = Path("/dev/nvidiactl")
-ABSENT = {nvml.LIBRARY_NOT_FOUND: "library", 9: "driver", nvml.NO_GPU: "cards"}
+ABSENT = {nvml.LIBRARY_NOT_FOUND: "library", nvml.NO_BINDING: "binding", 9: "driver", nvml.NO_GPU: "cards"}
 SICK = frozenset((nvml.UNINITIALIZED, nvml.MISMATCH))
 DEAD = frozenset((1, 2, 6, 15, 16, 17, 18, 28, 999))
 """Codes that, when a card says nothing else, may end with a new process."""
@@ -126,7 +126,7 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """No GPU here: no "library", no "driver" loaded, or no "cards"."""
+    """No GPU here: no "library", no "binding" (pynvml) for it, no "driver" loaded, or no "cards"."""
 
     why: str
 
