@@ -4,6 +4,7 @@
 #   make test     unit tests                     make check    format, lint, types, alert rules
 #   make e2e      real processes and services    make bench    ratios against other exporters
 #   make score    docs/SCORE.md: recordings and the obvious rules, measured anew
+#   make dashboards  grafana/ and its ConfigMaps anew   make pictures    docs/pictures/ anew
 #   make hardware                                the GPU collector against a real driver (docs/HARDWARE.md)
 
 VENV := .venv
@@ -15,11 +16,11 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
 LINTED := exporter tests bench grafana score
 
-.PHONY: run test check e2e bench score hardware clean help
+.PHONY: run test check e2e bench score dashboards pictures hardware clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,7p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,8p
 
 run: $(VENV)/.installed
 	$(BIN)/stallwatch serve $(ARGS)
@@ -46,6 +47,12 @@ bench: $(VENV)/.installed-test
 score: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m score
 
+dashboards: $(VENV)/.installed
+	$(BIN)/python -m grafana
+
+pictures: $(VENV)/.installed-docs
+	PYTHONPATH=.:tests $(BIN)/python tests/dashboard_pictures.py
+
 hardware: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m hardware.run $(HARDWARE_ARGS)
 
@@ -61,6 +68,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 $(BIN)/python:
 	@test -n '$(PYTHON)' || { echo 'stallwatch needs Python 3.11 or newer: none of python3, python3.11 … python3.14 is' \

@@ -86,7 +86,7 @@ EXPORTER_DASHBOARD = Dashboard(
                         Query("min(stallwatch_collector_success{@})", "all together"),
                         Query(
                             "stallwatch_collector_success{@} "
-                            "and min_over_time(stallwatch_collector_success{@}[$__range]) == 0",
+                            "and min_over_time(stallwatch_collector_success{@}[$__range] @ end()) == 0",
                             _COLLECTOR,
                         ),
                     ),

@@ -149,7 +149,7 @@ FLEET_DASHBOARD = Dashboard(
                         Query(
                             f"{STATE}\n"
                             f"and on ({SERVER}) (max by ({SERVER}) "
-                            f"(max_over_time(stallwatch_server_state{{@,{_TROUBLE}}}[$__range])) == 1)",
+                            f"(max_over_time(stallwatch_server_state{{@,{_TROUBLE}}}[$__range] @ end())) == 1)",
                             "{{server}} on {{instance}}",
                         ),
                     ),

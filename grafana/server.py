@@ -179,12 +179,11 @@ SERVER_DASHBOARD = Dashboard(
                 ),
                 graph(
                     "Since each rank last progressed",
-                    "Seconds since anything of the rank showed progress. The lines: a minute (no longer moving) and "
-                    "four (stalled, where everything else is at rest), as shipped.",
+                    "Seconds since anything of the rank showed progress. At a barrier all but the slowest grow old, "
+                    "and that is no stall.",
                     (Query("stallwatch_rank_progress_age_seconds{@}", _RANK),),
                     8,
                     "s",
-                    lines=steps((60, "yellow"), (240, "red")),
                 ),
                 graph(
                     "This phase against its budget",
@@ -216,11 +215,20 @@ SERVER_DASHBOARD = Dashboard(
                 ),
                 graph(
                     "Channel ages",
-                    "Seconds since the last move of each channel that can be read.",
-                    (Query("stallwatch_channel_age_seconds{@}", "{{channel}}"),),
+                    "Seconds since the last move of each channel that can be read, and dashed the stall clock: the "
+                    "youngest of all but cpu and gpu_utilization. Only the stall clock counts against the lines: a "
+                    "minute (quiet) and four (stalled, when the rest is at rest), as shipped.",
+                    (
+                        Query("stallwatch_channel_age_seconds{@}", "{{channel}}"),
+                        Query(
+                            f'min by ({SERVER}) (stallwatch_channel_age_seconds{{@,channel!~"cpu|gpu_utilization"}})',
+                            "stall clock",
+                        ),
+                    ),
                     12,
                     "s",
                     height=9,
+                    dashed="^stall clock$",
                     lines=steps((60, "yellow"), (240, "red")),
                 ),
             ),
@@ -317,7 +325,7 @@ SERVER_DASHBOARD = Dashboard(
                     "none",
                 ),
                 timeline(
-                    "Held up on purpose",
+                    "What else explains silence",
                     "What explains silence without a hang: frozen, in sleep mode, being stopped, a debugger attached, "
                     "a lock in somebody's hands.",
                     (
@@ -450,7 +458,6 @@ SERVER_DASHBOARD = Dashboard(
                     ),
                     8,
                     "s",
-                    lines=steps((60, "yellow"), (240, "red")),
                 ),
                 graph(
                     "Lines",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ MINUTES = 20
 class PastPrometheus(Program):
     """Blocks written by promtool.
 
-    It looks back for 20 s only: real scrapes mark a series that ended, and these blocks do not.
+    It looks back for less than a scrape: real scrapes mark a series that ended, and these blocks do not.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,7 +30,7 @@ class PastPrometheus(Program):
         config.write_text("scrape_configs: []\n")
         command = ["prometheus", "--config.file", str(config), "--log.level", "warn"]
         command += ["--storage.tsdb.path", str(self._data), "--storage.tsdb.retention.time", "100y"]
-        command += ["--query.lookback-delta", "20s", "--web.listen-address", f"127.0.0.1:{self.port}"]
+        command += ["--query.lookback-delta", "14s", "--web.listen-address", f"127.0.0.1:{self.port}"]
         super().__init__(command, folder / "prometheus.log")
 
     def write(self) -> None:
@@ -42,8 +42,8 @@ class PastPrometheus(Program):
     def wait_started(self) -> None:
         wait_until(lambda: fetch(f"{self.url}/-/ready")[0] == 200, 30.0, f"a Prometheus\n{self.tail()}")
 
-    def view(self, **chosen: str) -> View:
-        return View(self.url, END - MINUTES * 60, END, chosen)
+    def view(self, chosen: Mapping[str, str] | None = None, minutes: float = MINUTES) -> View:
+        return View(self.url, END - minutes * 60, END, chosen or {})
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +40,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PastPrometheus]:
 
 def found(past: PastPrometheus, uid: str, node: Node | None = None) -> Found:
     chosen = {} if node is None else {"instance": node.instance}
-    asked = answers(past.view(**chosen), load(uid))
+    asked = answers(past.view(chosen), load(uid))
     return {(panel["title"], target["refId"]): series for panel, target, series in asked}
 
 
@@ -68,7 +69,7 @@ def test_every_query_about_a_server_finds_something(past: PastPrometheus) -> Non
 def test_of_a_start_only_what_it_has_not_is_missing(past: PastPrometheus, node: Node) -> None:
     """The panels that tell a stall from a slow start are never the empty ones."""
     titles = {query.rpartition(", ")[0] for query in without_data(found(past, "stallwatch-server", node))}
-    without_locks = {"Locks", "Held up on purpose"}
+    without_locks = {"Locks", "What else explains silence"}
     without_cards = {"Memory held", "Utilisation", "Power above resident-idle"}
 
     assert titles <= {"The others wait for", "The server"} | WHILE_SERVING | without_locks | without_cards
@@ -116,3 +117,11 @@ def test_a_variable_that_is_not_there_is_no_empty_panel(past: PastPrometheus) ->
 def test_a_query_that_is_wrong_is_no_empty_panel(past: PastPrometheus) -> None:
     with pytest.raises(QueryError, match="parse error"):
         past.view().run("sum by (", instant=True, legend="")
+
+
+def test_every_panel_can_be_drawn(past: PastPrometheus, tmp_path: Path) -> None:
+    """As in docs/pictures; all panels of all dashboards, whatever they find."""
+    pictures = pytest.importorskip("grafana.pictures", reason="matplotlib is not installed")
+    for uid in ("stallwatch-fleet", "stallwatch-server", "stallwatch-node", "stallwatch-exporter"):
+        picture = pictures.Picture(uid, uid, "", {})
+        assert pictures.draw(picture, past.view({"instance": SERVING.instance}), tmp_path).stat().st_size > 20_000
