@@ -26,7 +26,7 @@ from stallwatch.recording import Facts, Header, Line, Look, Reader, known_names
 from stallwatch.replay import Replay
 
 SCRAPE_SECONDS = 15.0
-END = 1_700_003_600.0
+END = 1_700_003_700.0
 """Unix time of the last page of every node."""
 
 JOB = "stallwatch"

@@ -183,7 +183,7 @@ def test_every_metric_and_label_is_exported(uid: str) -> None:
     for panel, target in targets(load(uid)):
         legend = target["legendFormat"]
         assert unknown_names(target["expr"], legend) == set(), panel["title"]
-        assert "@" not in target["expr"]
+        assert "{@" not in target["expr"]
 
 
 @pytest.mark.parametrize(
