@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from . import naive
+from . import drills, naive
 from .measure import Measured, hours
 from .reports import Report, load_reports
 
@@ -56,6 +56,7 @@ def tables(found: Sequence[Measured]) -> dict[str, str]:
         "late": "\n".join(late(found)),
         "missed": "\n".join(missed(found)),
         "corpus": "\n".join(corpus(found)),
+        "drills": "\n".join(drills.table(drills.load())),
         "reports": "\n".join(reports(found)),
     }
 

@@ -6,18 +6,21 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recordings.corpus import CASES
 from recordings.truth import Outcome, Truth
-from score import document, naive
+from score import document, drills, naive
 from score.measure import Measured, measure, question
 from score.reports import KINDS, load_reports, unknown_ids
 from score.series import held, input_series, scrapes
 from stallwatch.catalogue import all_signals, derived_signals, read_signals
+from stallwatch.drill.table import CONDITIONS
 from stallwatch.model import Event
 from stallwatch.recording import Line, Look, Reader, known_names
 
@@ -289,3 +292,47 @@ def test_a_table_without_its_place_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="no place for b"):
         document.written("<!-- a: begin -->\n<!-- a: end -->\n", {"b": "new"})
+
+
+# --- drills ------------------------------------------------------------------------------------------------
+
+
+DEADLOCK = drills.Drilled("barrier-deadlock", "stalled idle_wait TP3", "stalled idle_wait TP3", ("stalled", "working"))
+SLOW_LOAD = drills.Drilled("slow-load", "working", "working", ("working",), "barrier-deadlock")
+
+
+def test_a_drill_is_right_when_only_what_should_be_said_was() -> None:
+    assert DEADLOCK.is_right
+    assert SLOW_LOAD.is_right
+    assert not replace(DEADLOCK, said="stalled idle_wait TP2").is_right
+    assert not replace(SLOW_LOAD, states=("stalled", "working")).is_right, "a page on the way"
+
+
+def test_results_are_noted_only_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(drills.VARIABLE, raising=False)
+    drills.note(DEADLOCK)
+    monkeypatch.setenv(drills.VARIABLE, str(tmp_path / "results"))
+    drills.note(SLOW_LOAD)
+    drills.note(DEADLOCK)
+
+    assert list(tmp_path.iterdir()) == [tmp_path / "results"]
+    assert list(drills.load(tmp_path / "results").values()) == [DEADLOCK, SLOW_LOAD]
+    assert drills.load(tmp_path / "none") == {}
+
+
+def test_another_run_differs_in_what_it_says_and_not_in_what_it_skips() -> None:
+    kept = {each.condition: each for each in (DEADLOCK, SLOW_LOAD)}
+    wrong = replace(SLOW_LOAD, said="stalled idle_wait")
+
+    assert drills.differences(kept, {}) == drills.differences(kept, kept) == []
+    assert drills.differences(kept, {"slow-load": wrong}) == ["slow-load: stalled idle_wait, kept is working"]
+    assert drills.differences({}, {"slow-load": SLOW_LOAD}) == ["slow-load: working, kept is nothing"]
+
+
+def test_the_kept_drills_are_conditions_and_a_wrong_one_shows_in_the_table() -> None:
+    conditions = {condition.name for condition in CONDITIONS}
+    wrong = replace(SLOW_LOAD, states=("stalled", "working"))
+
+    assert set(drills.load()) <= conditions
+    assert "**no**: stalled, working" in "\n".join(drills.table({"slow-load": wrong}))
+    assert "**no**" not in "\n".join(drills.table({"slow-load": SLOW_LOAD}))

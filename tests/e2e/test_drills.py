@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from score import drills
 from stallwatch.drill.command import Pace, server_name
 from stallwatch.drill.conditions import Condition
 from stallwatch.drill.memory_cgroup import refusal
@@ -119,7 +120,25 @@ def await_verdict(exporter: Exporter, drill: Drilled) -> None:
     expected = {"state": condition.expected_state, "suspect_rank": condition.expected_rank}
     if condition.expected_state in PAGES:
         expected["reason"] = condition.expected_reason
-    exporter.watch.wait_for(drill.name, WITHIN, **expected)
+    try:
+        exporter.watch.wait_for(drill.name, WITHIN, **expected)
+    finally:
+        note_what_was_said(exporter, drill)
+
+
+def note_what_was_said(exporter: Exporter, drill: Drilled) -> None:
+    """For docs/SCORE.md, right or wrong."""
+    condition, seen = drill.condition, exporter.watch.of(drill.name)
+    said = seen[-1][1] if seen else {"state": "nothing", "reason": "none", "suspect_rank": None}
+    drills.note(
+        drills.Drilled(
+            condition.name,
+            drills.words(condition.expected_state, condition.expected_reason, condition.expected_rank),
+            drills.words(said["state"], said["reason"], said["suspect_rank"]),
+            tuple(sorted(exporter.watch.states(drill.name))),
+            condition.twin,
+        )
+    )
 
 
 def allowed(condition: Condition) -> set[str]:
