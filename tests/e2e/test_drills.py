@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -129,7 +130,7 @@ def await_verdict(exporter: Exporter, drill: Drilled) -> None:
 def note_what_was_said(exporter: Exporter, drill: Drilled) -> None:
     """For docs/SCORE.md, right or wrong."""
     condition, seen = drill.condition, exporter.watch.of(drill.name)
-    said = seen[-1][1] if seen else {"state": "nothing", "reason": "none", "suspect_rank": None}
+    said: Mapping[str, Any] = seen[-1][1] if seen else {"state": "nothing", "reason": "none", "suspect_rank": None}
     drills.note(
         drills.Drilled(
             condition.name,
