@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 HARDWARE_ARGS ?=
 PYTEST_ARGS ?=
+SCORE_ARGS ?=
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
 LINTED := exporter tests bench grafana score
@@ -45,7 +46,7 @@ bench: $(VENV)/.installed-test
 	@for name in scan memory gpu wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done
 
 score: $(VENV)/.installed-test
-	PYTHONPATH=tests $(BIN)/python -m score
+	PYTHONPATH=tests $(BIN)/python -m score $(SCORE_ARGS)
 
 dashboards: $(VENV)/.installed
 	$(BIN)/python -m grafana
