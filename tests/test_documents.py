@@ -373,7 +373,7 @@ def test_the_keys_of_parse_stand_in_the_reference(tmp_path: Path) -> None:
 def test_documents_that_code_refers_to_are_here() -> None:
     """A name, or a name and a section: a reader of a clone can follow each."""
     seen = set()
-    for folder in ("exporter", "tests", "bench"):
+    for folder in ("exporter", "tests", "bench", "score"):
         for file in (ROOT / folder).rglob("*.py"):
             text = re.sub(r"\s+", " ", file.read_text(encoding="utf-8"))
             seen |= {(name, heading) for name, heading in re.findall(r"docs/([A-Z]+\.md)(?:, \"([^\"]+)\")?", text)}
