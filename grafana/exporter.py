@@ -40,6 +40,7 @@ EXPORTER_DASHBOARD = Dashboard(
                     "s",
                     thresholds=steps((15, "orange"), (60, "red")),
                     decimals=1,
+                    runbook="StallwatchStale",
                 ),
                 stat(
                     "Collectors that fail",
@@ -65,6 +66,7 @@ EXPORTER_DASHBOARD = Dashboard(
                     "sum(stallwatch_series_dropped_total{@})",
                     4,
                     thresholds=ORANGE,
+                    runbook="StallwatchSeriesDropped",
                 ),
                 stat(
                     "Configurations refused",
@@ -72,6 +74,7 @@ EXPORTER_DASHBOARD = Dashboard(
                     "sum(stallwatch_config_last_reload_successful{@} == bool 0)",
                     4,
                     thresholds=RED,
+                    runbook="StallwatchConfigReloadFailed",
                 ),
             ),
         ),

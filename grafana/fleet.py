@@ -50,6 +50,7 @@ FLEET_DASHBOARD = Dashboard(
                     _servers("suspect"),
                     4,
                     thresholds=ORANGE,
+                    runbook="InferenceStartupSuspect",
                 ),
                 stat(
                     "Slow",
@@ -57,6 +58,7 @@ FLEET_DASHBOARD = Dashboard(
                     _servers("slow"),
                     4,
                     thresholds=steps((1, "yellow")),
+                    runbook="InferenceStartupSlow",
                 ),
                 stat(
                     "Blind",
@@ -134,6 +136,7 @@ FLEET_DASHBOARD = Dashboard(
                     ),
                     8,
                     "none",
+                    runbook="InferenceRestartLoop",
                 ),
                 graph(
                     "Time lost in stalls",

@@ -80,6 +80,7 @@ NODE_DASHBOARD = Dashboard(
                     "stallwatch_node_oom_kills_total{@}",
                     4,
                     thresholds=ORANGE,
+                    runbook="NodeOomKilled",
                 ),
                 table(
                     "Cards and ranks",

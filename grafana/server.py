@@ -87,6 +87,7 @@ SERVER_DASHBOARD = Dashboard(
                     thresholds=steps(base="orange"),
                     legend=_RANK,
                     no_value="no rank",
+                    runbook="InferenceRankDead",
                 ),
                 stat(
                     "Ranks",
@@ -173,7 +174,7 @@ SERVER_DASHBOARD = Dashboard(
                     "Weights loaded",
                     "Share of the weights each rank has loaded, by its own word.",
                     (Query("stallwatch_rank_load_progress_ratio{@}", _RANK),),
-                    8,
+                    6,
                     "percentunit",
                     most=1,
                 ),
@@ -182,8 +183,9 @@ SERVER_DASHBOARD = Dashboard(
                     "Seconds since anything of the rank showed progress. At a barrier all but the slowest grow old, "
                     "and that is no stall.",
                     (Query("stallwatch_rank_progress_age_seconds{@}", _RANK),),
-                    8,
+                    6,
                     "s",
+                    runbook="InferenceRankBehind",
                 ),
                 graph(
                     "This phase against its budget",
@@ -196,9 +198,27 @@ SERVER_DASHBOARD = Dashboard(
                         ),
                         Query("stallwatch_server_phase_budget_seconds{@}", "budget"),
                     ),
-                    8,
+                    6,
                     "s",
                     dashed="budget",
+                    runbook="InferenceStartupSlow",
+                ),
+                graph(
+                    "Time left on its own clocks",
+                    "Seconds until one of the server's own time-outs strikes: of a collective, of a barrier, of the "
+                    "warm-up. A slow start below 0 is killed by itself.",
+                    (
+                        Query(
+                            "stallwatch_server_deadline_timestamp_seconds{@}\n"
+                            f"- on (job, instance) group_left () {NOW}{{@node}}",
+                            "{{clock}}",
+                        ),
+                    ),
+                    6,
+                    "s",
+                    least=None,
+                    lines=steps((0, "red"), base="red"),
+                    runbook="InferenceStartupKilledSoon",
                 ),
                 timeline(
                     "Channels of progress",
@@ -406,6 +426,7 @@ SERVER_DASHBOARD = Dashboard(
                     ),
                     8,
                     NO_YES,
+                    runbook="InferencePortTaken",
                 ),
                 timeline(
                     "TCP connect",
@@ -427,7 +448,7 @@ SERVER_DASHBOARD = Dashboard(
                     (Query("stallwatch_health_status{@}", "{{endpoint}}"),),
                     8,
                     thresholds=steps((200, "green"), (300, "orange"), (500, "red"), base="text"),
-                    runbook="InferenceServerStalled",
+                    runbook="InferenceHealthTimesOut",
                 ),
                 graph(
                     "Health: time to answer",
@@ -469,6 +490,7 @@ SERVER_DASHBOARD = Dashboard(
                     ),
                     8,
                     "none",
+                    runbook="InferenceLogFormatUnknown",
                 ),
                 graph(
                     "Not read yet",
@@ -508,6 +530,7 @@ SERVER_DASHBOARD = Dashboard(
                     ),
                     8,
                     "none",
+                    runbook="InferenceLogUnreadable",
                 ),
             ),
         ),
@@ -523,6 +546,7 @@ SERVER_DASHBOARD = Dashboard(
                     ),
                     8,
                     "none",
+                    runbook="InferenceServingStalled",
                 ),
                 graph(
                     "Requests finished",

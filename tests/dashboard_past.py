@@ -22,7 +22,7 @@ from stallwatch.catalogue import all_signals, derived_signals, read_signals
 from stallwatch.config import COLLECTORS
 from stallwatch.exposition import Exposition, OwnMetric
 from stallwatch.model import ERROR_KINDS, EVENTS, Event, Reading, Report, Signal, SourceHealth
-from stallwatch.recording import Facts, Header, Line, Look, Reader, known_names
+from stallwatch.recording import NOT_COLLECTED, Facts, Header, Line, Look, Reader, known_names
 from stallwatch.replay import Replay
 
 SCRAPE_SECONDS = 15.0
@@ -33,7 +33,8 @@ JOB = "stallwatch"
 GIB = 1 << 30
 LOG = "stdout"
 
-_BY_NAME = {signal.name: signal for signal in all_signals()}
+_LATER = [Signal(name, "", labels) for name, labels in NOT_COLLECTED.items()]
+_BY_NAME = {signal.name: signal for signal in (*_LATER, *all_signals())}
 _HELD_SECONDS = 3 * SCRAPE_SECONDS
 _SLOW_HELD_SECONDS = 100.0
 """Health is asked every 30 s."""
@@ -271,6 +272,8 @@ def _at_rest(shown: Sequence[Reading], now: float, begun: float) -> Iterator[Rea
             case "server_starts_total":
                 for name, value in {"frozen": 0, "paused": 0, "stopping": 0, "scope_alive": 1}.items():
                     yield _BY_NAME[f"server_{name}"].read(value, *reading.labels)
+            case "server_start_timestamp_seconds":
+                yield _BY_NAME["server_deadline_timestamp_seconds"].read(begun + 1800, *reading.labels, "collective")
             case "rank_alive":
                 yield _BY_NAME["rank_traced"].read(0, *reading.labels)
             case "health_status":
@@ -301,5 +304,5 @@ def _health(collector: str, now: float, shown: Iterable[Reading]) -> SourceHealt
 
 
 def signals_by_metric() -> dict[str, Signal]:
-    """Metric name -> signal, of everything the exporter can export."""
+    """Metric name -> signal, of everything the exporter can export (or will: its name is fixed already)."""
     return {f"stallwatch_{name}": signal for name, signal in _BY_NAME.items()}

@@ -259,6 +259,16 @@ def test_every_link_leads_somewhere(uid: str) -> None:
             assert set(re.findall(r"var-(\w+)=", url)) <= variables[target[1]], url
 
 
+def test_alerts_lead_to_dashboards_and_variables_that_are_there() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "rules").glob("*.yml"))
+    urls = re.findall(r"/d/([\w-]+)\?(\S.*)", text)
+
+    assert urls
+    for uid, query in urls:
+        variables = {variable["name"] for variable in load(uid)["templating"]["list"]}
+        assert set(re.findall(r"var-(\w+)=", query)) <= variables
+
+
 @each_dashboard
 def test_each_leads_to_the_others_and_to_a_runbook(uid: str) -> None:
     urls = links(load(uid))
