@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -210,6 +211,13 @@ def test_the_obvious_rules_look_at_exported_metrics_and_at_no_verdict() -> None:
     assert naive.metrics() <= exported
     assert not naive.metrics() & derived
     assert len(naive.alerts()) == 7
+
+
+@needs_promtool
+def test_prometheus_accepts_the_obvious_rules_without_a_lint() -> None:
+    command = ["promtool", "check", "rules", "--lint=all", "--lint-fatal", str(naive.RULES)]
+
+    assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 
 
 def test_no_setup_tells_to_load_the_obvious_rules() -> None:
