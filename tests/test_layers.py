@@ -134,8 +134,9 @@ ALLOWED: Mapping[str, str] = {
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation memory state_file web.*",
     "drill": "model strict_yaml config",
+    "rules": "strict_yaml config",
     "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue record replay"
-    " drill.command drill.conditions drill.memory_cgroup drill.nvml_standin drill.table",
+    " drill.command drill.conditions drill.memory_cgroup drill.nvml_standin drill.table rules rules.command",
     "__main__": "cli",
 }
 

@@ -237,6 +237,15 @@ def _add_drill(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
     run.add_argument("--gpus", action="store_true", help="hold memory on stand-in GPUs (needs a C compiler)")
 
 
+def _add_rules(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    parser.add_argument("files", nargs="*", metavar="FILE", help="servers.yml, gpus.yml …; none: the usual ones as one")
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="another value; see --keys")
+    parser.add_argument("--without", action="append", metavar="ALERT", help="leave this alert out")
+    parser.add_argument("--out", metavar="DIR", help="write each file, the optional ones too, into this folder")
+    parser.add_argument("--kubernetes", action="store_true", help="as a PrometheusRule, with a PodMonitor beside it")
+    parser.add_argument("--keys", action="store_true", help="list the keys of --set with their values, then exit")
+
+
 def _speed(text: str) -> float:
     from .drill.command import FASTEST
 
@@ -332,6 +341,25 @@ def _run_drill(arguments: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
 
 
+def _run_rules(arguments: argparse.Namespace) -> int:
+    from .rules import RulesError, command
+
+    if arguments.keys:
+        return command.list_keys(sys.stdout)
+    try:
+        settings = command.settings_of(arguments.set or ())
+        wanted = command.Wanted(
+            tuple(arguments.files), settings, tuple(arguments.without or ()), arguments.out, arguments.kubernetes
+        )
+        return command.write_rules(wanted, sys.stdout)
+    except RulesError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise UsageError(f"{error.filename} cannot be written: {error.strerror}") from None
+
+
 def _run_frameworks(arguments: argparse.Namespace) -> int:
     from .frameworks import describe, load_frameworks
 
@@ -357,6 +385,7 @@ COMMANDS: Mapping[str, tuple[str, Adder, Callable[[argparse.Namespace], int]]] =
     "record": ("write what the collectors read to a file", _add_record, _run_record),
     "replay": ("judge a recording as serve would have", _add_replay, _run_replay),
     "drill": ("a stand-in server in a named condition, to test paging end to end", _add_drill, _run_drill),
+    "rules": ("print the alert rules, with other thresholds or without some", _add_rules, _run_rules),
     "frameworks": ("list the inference servers that are known", _add_nothing, _run_frameworks),
     "signals": ("list everything that is observed", _add_nothing, _run_signals),
 }
