@@ -498,6 +498,14 @@ def test_a_list_that_is_refused_says_why_and_the_tie_holds(node: GpuNode) -> Non
     assert GpuUse("GPU-0", 100) in node.uses
 
 
+def test_a_card_that_has_no_lists_says_so_once(node: GpuNode) -> None:
+    without = answer(card(0, None, codes={"processes": 3}))
+
+    assert node.look(without).held() == {("GPU-0", "", ""): "not_supported"}
+    assert node.look().held() == {}
+    assert node.look(seconds=30.0).held() == {}
+
+
 def test_rows_without_sizes_tie_and_say_no_size(node: GpuNode) -> None:
     """WSL, vGPU.  A stranger among them is told again and again, or the card would seem to be ours alone."""
     node.tree.add(500, "python3 train.py")

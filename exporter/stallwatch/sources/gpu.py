@@ -403,7 +403,11 @@ class Gpu:
         """
         for reading in readings:
             key = reading.signal.name, reading.labels
-            is_stranger = reading.signal == signals.GPU_PROCESS_MEMORY and not reading.labels[1]
+            is_stranger = (
+                reading.signal == signals.GPU_PROCESS_MEMORY
+                and not reading.labels[1]
+                and not self._cards[reading.labels[0]].list_reason
+            )
             if reading.value is not None or is_stranger:
                 self._told.discard(key)
             elif reading.reason == "not_supported" or reading.signal == XID_ERRORS:
