@@ -76,8 +76,8 @@ NODE_DASHBOARD = Dashboard(
                 ),
                 stat(
                     "Killed for want of memory",
-                    "Processes that the OOM killer ended since the node booted.",
-                    "stallwatch_node_oom_kills_total{@}",
+                    "Processes that the OOM killer ended in the last hour.",
+                    "round(increase(stallwatch_node_oom_kills_total{@}[1h]))",
                     4,
                     thresholds=ORANGE,
                     runbook="NodeOomKilled",

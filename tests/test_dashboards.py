@@ -21,6 +21,7 @@ from grafana.dashboards import DASHBOARDS
 from grafana.evaluate import QueryError, filled, load, panels
 from grafana.files import CONFIG_MAPS, FILES, JSON_FOLDER
 from grafana.panels import COLUMNS, REPOSITORY, STATES, Dashboard, Row, graph, lines_of, mappings, stat
+from grafana.units import text_of
 from stallwatch import model
 from stallwatch.exposition import own_process
 from stallwatch.model import Signal
@@ -238,6 +239,34 @@ def test_a_variable_is_filled_in_and_an_unknown_one_is_told() -> None:
     assert filled('up{job="$job",x="${job}"}[$__range]', {"job": "a", "__range": "60s"}) == 'up{job="a",x="a"}[60s]'
     with pytest.raises(QueryError, match="variable where is unknown"):
         filled('up{instance="$where"}', {"job": "a"})
+
+
+# --- numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (76 * 2.0**30, "bytes", "76 GiB"),
+        (0.0, "bytes", "0 B"),
+        (155.0, "s", "2.58 mins"),
+        (0.004, "s", "4 ms"),
+        (0.0, "s", "0 s"),
+        (155.0, "dtdurations", "2m 35s"),
+        (0.0, "dtdurations", "0s"),
+        (0.52, "percentunit", "52 %"),
+        (1.98e9, "hertz", "1.98 GHz"),
+        (1_700_000_000_000.0, "dateTimeAsIso", "2023-11-14 22:13:20"),
+        (4.0, "none", "4"),
+    ],
+)
+def test_numbers_are_written_with_their_unit(value: float, unit: str, text: str) -> None:
+    assert text_of(value, unit) == text
+
+
+def test_every_unit_in_use_can_be_written() -> None:
+    """A unit that nobody knows is a plain number, in a picture and in a wrong one in Grafana."""
+    assert {unit for unit in UNITS if unit != "none" and text_of(1.5, unit) == "1.5"} == set()
 
 
 # --- the links ---------------------------------------------------------------------------------------------
