@@ -358,12 +358,12 @@ def test_a_range_of_releases_is_of_those_examined(versions: str, found: tuple[st
 
 
 def test_silences_and_time_outs_are_seconds_and_a_time_out_has_a_name(tmp_path: Path) -> None:
-    known = "{event: ready, literal: up!, regex: up!, silent: 2h, timeout: 8m, clock: load_barrier}"
+    known = "{event: ready, literal: up!, regex: up!, silent: 2h, timeout: 8m, clock: barrier}"
     (tmp_path / "x.yaml").write_text(f"title: X\npatterns: [{known}, {{event: ready, literal: up!, regex: up!}}]\n")
 
     told, untold = load_frameworks(tmp_path)[0].patterns
 
-    assert (told.silent_seconds, told.timeout_seconds, told.clock) == (7200.0, 480.0, "load_barrier")
+    assert (told.silent_seconds, told.timeout_seconds, told.clock) == (7200.0, 480.0, "barrier")
     assert (untold.silent_seconds, untold.timeout_seconds, untold.clock) == (0.0, 0.0, "")
 
 
@@ -377,10 +377,12 @@ def test_a_time_out_without_a_name_is_a_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "event", "clock", "seconds"),
     [
-        ("sglang", "load_end", "load_barrier", {300.0, 480.0}),
-        ("sglang", "dist_init_begin", "collective", {600.0, 1800.0}),  # torch over NCCL; gloo
+        ("sglang", "load_end", "barrier", {300.0, 480.0}),
+        ("sglang", "dist_init_begin", "nccl", {600.0}),
+        ("sglang", "dist_init_begin", "gloo", {1800.0}),
+        ("sglang", "capture_begin", "gloo", {1800.0}),
         ("sglang", "listening", "warmup", {600.0}),
-        ("vllm", "dist_init_begin", "collective", {600.0, 1800.0}),
+        ("vllm", "dist_init_begin", "nccl", {600.0}),
     ],
 )
 def test_the_servers_own_time_outs_stand_beside_the_lines_they_count_from(

@@ -119,6 +119,9 @@ REASONS = (
     "no_evidence",
 )
 
+CLOCKS = ("barrier", "watchdog", "nccl", "gloo", "execute", "handshake", "warmup")
+"""The servers' own time-outs; docs/VERDICTS.md, "The server's own time-outs"."""
+
 STRONG_CHANNELS = ("log", "storage", "memory", "children", "gpu_memory", "gpu_bus", "gpu_power", "tokens")
 AMBIGUOUS_CHANNELS = ("cpu", "gpu_utilization")
 CHANNELS = STRONG_CHANNELS + AMBIGUOUS_CHANNELS
@@ -304,6 +307,7 @@ class Server:
     slurm_job: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     metrics_enabled: bool = True
+    timeouts: Mapping[str, float] = field(default_factory=dict)  # clock -> seconds, where the server was told so
 
     @property
     def ranks(self) -> tuple[Process, ...]:
@@ -458,6 +462,7 @@ class ServerReport:
     stalled_seconds: float
     startup_seconds: float | None = None
     advice: tuple[str, ...] = ()  # sentences for `check`: what to watch longer, which capability helps
+    deadlines: Mapping[str, float] = field(default_factory=dict)  # clock -> when that time-out of its own strikes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
-from ..model import ERROR_KINDS, EVENTS
+from ..model import CLOCKS, ERROR_KINDS, EVENTS
 from ..strict_yaml import InputError, Section, load
 from .json_lines import BEGIN, read_record
 
@@ -66,9 +66,6 @@ equal lines of several ranks into one.  `nameless`: a process that is a rank, on
 """
 PREFIX_NEEDS = ("own", "uvicorn", "any")
 SPEAKERS = ("every", "first", "first_classic")
-CLOCKS = ("collective", "load_barrier", "warmup")
-"""Time-outs of the servers themselves that begin with a line of their log."""
-
 _CALM = ("DEBUG", "INFO")
 """No server tells of its trouble at these levels: words of trouble in such a line are an echo."""
 _LEVELS = {
@@ -123,6 +120,22 @@ class Argument:
     is_flag: bool = False
     inverted: bool = False
     default: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """How one of the server's own time-outs is set, and what it is without a line that opens it.
+
+    `flags`, `variables`: arguments, and variables of the environment, that hold its seconds.  `seconds`: by default,
+    of one that no line opens.  `serving`: it runs while work is owed and no token comes.  `several`: arguments of
+    which one must hold a number above 1, else there is no such time-out.
+    """
+
+    flags: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    seconds: float = 0.0
+    serving: bool = False
+    several: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +217,7 @@ class Framework:
     `embedded_ready`: events after which an engine inside another program, or a follower, is ready.
     `releases`: what was examined, oldest first.  `extends`: the framework whose file this one adds to.
     `single_process`: its first process runs the model itself, on all cards: that one is the rank TP0.
+    `timeouts`: clock -> how that time-out of its own is set.
     """
 
     name: str
@@ -219,6 +233,7 @@ class Framework:
     releases: tuple[str, ...] = ()
     extends: str = ""
     single_process: bool = False
+    timeouts: Mapping[str, Timeout] = field(default_factory=dict)
     own: frozenset[Pattern] = frozenset()
 
     @property
@@ -418,6 +433,11 @@ def describe(framework: Framework) -> Iterator[str]:
         for pattern in framework.patterns
         if pattern.clock
     }
+    timeouts |= {
+        f"{clock} {_duration(timeout.seconds)} {'without a token' if timeout.serving else 'from its start'}": None
+        for clock, timeout in framework.timeouts.items()
+        if timeout.seconds
+    }
     if timeouts:
         yield f"gives up by itself: {', '.join(timeouts)}"
 
@@ -459,6 +479,7 @@ def _framework(path: Path, top: Section, common: tuple[Pattern, ...], bases: Map
         releases=releases,
         extends=base.name if base else "",
         single_process=top.boolean("single_process", False),
+        timeouts={**(base.timeouts if base else {}), **_timeouts(top)},
         own=frozenset(own),
     )
     top.finish()
@@ -526,6 +547,25 @@ def _arguments(top: Section) -> dict[str, Argument]:
             section.finish()
     below.finish(ARGUMENTS)
     return arguments
+
+
+def _timeouts(top: Section) -> dict[str, Timeout]:
+    below = top.section("timeouts")
+    if below is None:
+        return {}
+    timeouts = {}
+    for clock in CLOCKS:
+        if (section := below.section(clock)) is not None:
+            timeouts[clock] = Timeout(
+                flags=section.texts("flags"),
+                variables=section.texts("variables"),
+                seconds=section.duration("seconds", 0.0),
+                serving=section.boolean("serving", False),
+                several=section.texts("several"),
+            )
+            section.finish()
+    below.finish(CLOCKS)
+    return timeouts
 
 
 def _access(top: Section) -> Access:
