@@ -16,12 +16,14 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from ..strict_yaml import parse_duration
 from .conditions import Condition, UnknownSettingError, with_settings
 from .janitor import cleaned_up, end_group
+from .leash import die_with_parent
 from .memory_cgroup import NoCgroupError
 from .neighbours import ACTS as NEIGHBOURS
 from .neighbours import Place
@@ -116,6 +118,7 @@ def _start(folder: Path, order: Order) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             process_group=0,
+            preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGKILL) if condition.launch.supervised else None,
         )
 
 
