@@ -299,7 +299,7 @@ class LogScanner:
             if repeat.last >= timed_to:
                 timed_to, time = repeat.last, self._start.time
         self._start.time = time
-        self._repeats_much = counted * MANY > lines
+        self._repeats_much = counted * MANY > lines if lines else self._repeats_much
 
     def _last_repeat(self, repeat: Repeat, part: bytes) -> Hit:
         start, end = repeat.last, part.find(b"\n", repeat.last)
