@@ -22,7 +22,7 @@ from stallwatch.catalogue import all_signals, derived_signals, read_signals
 from stallwatch.config import COLLECTORS
 from stallwatch.exposition import Exposition, OwnMetric
 from stallwatch.model import ERROR_KINDS, EVENTS, Event, Reading, Report, Signal, SourceHealth
-from stallwatch.recording import NOT_COLLECTED, Facts, Header, Line, Look, Reader, known_names
+from stallwatch.recording import Facts, Header, Line, Look, Reader, known_names
 from stallwatch.replay import Replay
 
 SCRAPE_SECONDS = 15.0
@@ -33,8 +33,9 @@ JOB = "stallwatch"
 GIB = 1 << 30
 LOG = "stdout"
 
-_LATER = [Signal(name, "", labels) for name, labels in NOT_COLLECTED.items()]
-_BY_NAME = {signal.name: signal for signal in (*_LATER, *all_signals())}
+_LATER = Signal("server_deadline_timestamp_seconds", "", ("server", "clock"))
+"""Not exported yet; its name is fixed, and rules and dashboards have it.  Once it is, it comes from the replay."""
+_BY_NAME = {signal.name: signal for signal in (_LATER, *all_signals())}
 _HELD_SECONDS = 3 * SCRAPE_SECONDS
 _SLOW_HELD_SECONDS = 100.0
 """Health is asked every 30 s."""
@@ -272,8 +273,8 @@ def _at_rest(shown: Sequence[Reading], now: float, begun: float) -> Iterator[Rea
             case "server_starts_total":
                 for name, value in {"frozen": 0, "paused": 0, "stopping": 0, "scope_alive": 1}.items():
                     yield _BY_NAME[f"server_{name}"].read(value, *reading.labels)
-            case "server_start_timestamp_seconds":
-                yield _BY_NAME["server_deadline_timestamp_seconds"].read(begun + 1800, *reading.labels, "collective")
+            case "server_start_timestamp_seconds" if _BY_NAME[_LATER.name] is _LATER:
+                yield _LATER.read(begun + 1800, *reading.labels, "nccl")
             case "rank_alive":
                 yield _BY_NAME["rank_traced"].read(0, *reading.labels)
             case "health_status":
