@@ -257,7 +257,7 @@ CONDITIONS: tuple[Condition, ...] = (
         "restart-loop",
         "a supervisor starts a server that ends without a word after 2 s, again and again",
         "working",
-        note="each start is judged by itself: between two it may be failed, exited; stallwatch_server_starts_total grows",
+        note="each start is judged by itself: between two it may be failed, exited; the number of starts grows",
         launch=Launch(supervised=True),
         steps=(Step("starting", "vanish", "main"),),
     ),
