@@ -337,10 +337,11 @@ def test_another_run_differs_in_what_it_says_and_not_in_what_it_skips() -> None:
     assert drills.differences({}, {"slow-load": SLOW_LOAD}) == ["slow-load: working, kept is nothing"]
 
 
-def test_the_kept_drills_are_conditions_and_a_wrong_one_shows_in_the_table() -> None:
+def test_the_kept_drills_are_conditions_and_a_wrong_one_has_its_cause_and_shows_in_the_table() -> None:
     conditions = {condition.name for condition in CONDITIONS}
     wrong = replace(SLOW_LOAD, states=("stalled", "working"))
 
     assert set(drills.load()) <= conditions
-    assert "**no**: stalled, working" in "\n".join(drills.table({"slow-load": wrong}))
+    assert {name for name, each in drills.load().items() if not each.is_right} <= set(drills.CAUSES)
+    assert "**no**, stalled and working" in "\n".join(drills.table({"slow-load": wrong}))
     assert "**no**" not in "\n".join(drills.table({"slow-load": SLOW_LOAD}))
