@@ -29,19 +29,31 @@ scrape_configs:
 - job_name: stallwatch
   static_configs: [{{targets: ['127.0.0.1:{port}']}}]
 """
+ALERTING = """\
+alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]}}
+"""
+
+
+def scaled_servers() -> str:
+    """servers.yml, kept as short as the verdict's times are."""
+    text = (ROOT / "rules" / "servers.yml").read_text()
+    return re.sub(r"keep_firing_for: (\d+)m\b", lambda m: f"keep_firing_for: {int(m[1]) * 60 // SPEED}s", text)
 
 
 class Prometheus(Program):
-    def __init__(self, folder: Path, exporter_port: int) -> None:
+    """Scrapes the exporter each second; `rules` is the text of a rule file."""
+
+    def __init__(
+        self, folder: Path, exporter_port: int, rules: str | None = None, alertmanager_port: int | None = None
+    ) -> None:
         self.port = free_port()
-        rules = folder / "servers.yml"
-        text = (ROOT / "rules" / "servers.yml").read_text()
-        minutes = r"keep_firing_for: (\d+)m\b"
-        rules.write_text(re.sub(minutes, lambda m: f"keep_firing_for: {int(m[1]) * 60 // SPEED}s", text))
+        file = folder / "rules.yml"
+        file.write_text(scaled_servers() if rules is None else rules)
         config = folder / "prometheus.yml"
-        config.write_text(SCRAPE.format(rules=rules, port=exporter_port))
+        alerting = "" if alertmanager_port is None else ALERTING.format(port=alertmanager_port)
+        config.write_text(SCRAPE.format(rules=file, port=exporter_port) + alerting)
         command = ["prometheus", "--config.file", str(config), "--log.level", "warn"]
-        command += ["--storage.tsdb.path", str(folder / "data")]
+        command += ["--storage.tsdb.path", str(folder / "data"), "--rules.alert.resend-delay", "2s"]
         command += ["--web.listen-address", f"127.0.0.1:{self.port}"]
         super().__init__(command, folder / "prometheus.log")
 
@@ -55,9 +67,10 @@ class Prometheus(Program):
         return list(json.loads(body)["data"]["result"]) if status == 200 else []
 
     def alerts(self, server: str) -> list[dict[str, Any]]:
+        """Those of a server that wake somebody."""
         status, body = fetch(f"http://127.0.0.1:{self.port}/api/v1/alerts")
         every = json.loads(body)["data"]["alerts"] if status == 200 else []
-        return [alert for alert in every if alert["labels"].get("server") == server]
+        return [a for a in every if a["labels"].get("server") == server and a["labels"]["severity"] == "critical"]
 
 
 @dataclass(slots=True)
