@@ -584,6 +584,19 @@ def test_a_fault_of_a_split_card_is_the_card_s(node: GpuNode) -> None:
 # --- the end -----------------------------------------------------------------------------------------------
 
 
+def test_cards_whose_address_is_not_told_are_kept_apart(node: GpuNode) -> None:
+    first, second = card(0, pci=""), card(1, pci="", mig="enabled")
+    part = instance(1, 0, pci="")
+    node.kernel.reason = "permission"
+    node.look(answer(first, second, part, xids=(("GPU-0", 79),)))
+
+    assert node.series("gpu_xid_errors_total")["GPU-0", "79"] == 1
+    node.look(answer(first, silent(1, 999), part))
+    assert lost(node)["GPU-1"] == "error"
+    node.look(answer(first, silent(1, 15), lost=("GPU-1",)))
+    assert lost(node) == {"GPU-0": 0.0, "GPU-1": 1.0, "MIG-1-0": 1.0}
+
+
 def test_close_gives_everything_back(node: GpuNode) -> None:
     node.source.close()
 

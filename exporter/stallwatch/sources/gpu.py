@@ -134,6 +134,11 @@ class _Known:
         return self.answer.index
 
     @property
+    def address(self) -> str:
+        """On the bus, as the kernel log names it; where the driver does not say, the UUID keeps cards apart."""
+        return self.answer.pci or self.uuid
+
+    @property
     def is_instance(self) -> bool:
         return self.answer.mig == "instance"
 
@@ -246,7 +251,7 @@ class Gpu:
         elif with_lists and "processes" in card.codes:
             known.list_reason = reason_of(card.codes["processes"])
         if not known.is_instance:
-            self._faults.answered(card.pci, card.uuid)
+            self._faults.answered(known.address, card.uuid)
 
     def _reason(self, known: _Known, answer: Answer, silent: Mapping[str, str], lost: frozenset[str]) -> str:
         """Why a card that is known says nothing.  An instance is lost with its card."""
@@ -262,7 +267,9 @@ class Gpu:
 
     def _is_card_of(self, instance: _Known, uuid: str) -> bool:
         card = self._cards.get(uuid)
-        return card is not None and not card.is_instance and card.answer.pci == instance.answer.pci
+        if card is None or card.is_instance or card.answer.pci != instance.answer.pci:
+            return False
+        return bool(card.answer.pci) or card.index == instance.index.partition(":")[0]
 
     def _is_removed(self, known: _Known, silent: Mapping[str, str], reasons: Mapping[str, str]) -> bool:
         """An instance that is not there any more while its card answers was removed on purpose."""
@@ -273,7 +280,7 @@ class Gpu:
     def _take_events(self, events: Iterable[tuple[str, int]], wall: float) -> None:
         """Xids as NVML tells them, where the kernel log cannot be read."""
         cards = ((self._cards[uuid], code) for uuid, code in events if uuid in self._cards)
-        self._faults.take(Xid(known.answer.pci, code, None, wall) for known, code in cards)
+        self._faults.take(Xid(known.address, code, None, wall) for known, code in cards)
 
     def _note_hang(self, unanswered: Unanswered, before: float | None, now: float) -> None:
         """Lists that hang are asked for less and less often; after another call they are due at once."""
@@ -309,7 +316,7 @@ class Gpu:
             if known is None:
                 continue
             if reason:
-                yield from self._silent(known, "gpu_lost" if self._faults.is_off(known.answer.pci) else reason)
+                yield from self._silent(known, "gpu_lost" if self._faults.is_off(known.address) else reason)
             elif isinstance(answer, Answer):
                 yield from _spoken(known, answer.driver)
                 yield from self._held(known, now)
