@@ -244,13 +244,14 @@ CONDITIONS: tuple[Condition, ...] = (
     ),
     Condition(
         "serving-wedge",
-        "vLLM answers some requests, then they run and no token comes; health answers",
+        "vLLM answers some requests, then they run and no token comes, for a rank sleeps; health answers",
         "stalled",
         "no_tokens",
+        names_culprit=True,
         since="the last token",
         twin="serving",
         launch=_VLLM,
-        steps=(Step("serving", "ask", "launcher"), Step("serving", "wedge", "main")),
+        steps=(Step("serving", "ask", "launcher"), Step("serving", "wedge", "main"), Step("serving", "sleep")),
     ),
     # --- other shapes -------------------------------------------------------------------------------------
     Condition(
