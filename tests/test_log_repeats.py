@@ -158,6 +158,19 @@ def test_a_long_log_of_everything_is_counted_and_told_as_if_each_line_were_read(
     assert pair.told[0] < pair.told[1]  # else nothing was counted only
 
 
+def test_a_marker_without_a_rank_is_read_each_time_for_a_rank_may_be_named_meanwhile() -> None:
+    """Until a line is TP0's such a marker is ahead of all; then it is TP0's own, and TP2 is ahead."""
+    pair = Pair("sglang", False)
+    pool = line("", "Memory pool end. avail mem=20.11 GB")
+    ends = [line("TP2", f"Load weight end. elapsed={n}.0 s, type=X") for n in range(2)]
+    bars = [f"Loading safetensors checkpoint shards:  1% Completed | {k}/64 [00:01<?, 1it/s]" for k in (1, 2)]
+    first_rank = "[rank0]: Traceback (most recent call last):"
+
+    pair.feed(0.0, "\n".join(["x", *ends, pool, bars[0], pool, first_rank, bars[1], pool, ""]).encode(), True)
+
+    assert pair.startups[0].phase == "memory_pool"
+
+
 # --- what is read, what is only counted -----------------------------------------------------------------------
 
 

@@ -98,6 +98,8 @@ class Repeats:
         pattern, event, rank, fields = meaning
         if event not in COUNTED and event not in _FIRST_AND_LAST:
             return
+        if rank is None and event in MARKERS:
+            return  # whose it is depends on the ranks that other lines name
         if pattern.regex.groupindex or pattern.proves_ready or pattern.every_rank or pattern.again not in ("", event):
             return
         if not self._blind >= indexes or len(raw) > REPEAT_CHARACTERS:
