@@ -49,9 +49,6 @@ FORBIDDEN = frozenset(("reason", "rank", "phase", "pid", "state", "channel", "cl
 OF_OTHERS = frozenset(("up",))
 """What Prometheus itself writes of a target."""
 
-NOT_YET = {"stallwatch_server_deadline_timestamp_seconds": Signal("", "", ("server", "clock"))}
-"""Reserved, and not exported yet: such an alert stays silent until it is."""
-
 OF_TARGETS = frozenset(("job", "instance"))
 
 CLOSED_SETS: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -94,7 +91,7 @@ each_name = pytest.mark.parametrize("name", NAMES)
 def exported() -> Mapping[str, Signal]:
     """Metric name -> signal, of all that there is, and of the client library's own."""
     own = {metric.name: Signal(metric.name, "", ()) for metric in own_process()}
-    return NOT_YET | own | {f"stallwatch_{signal.name}": signal for signal in all_signals()}
+    return own | {f"stallwatch_{signal.name}": signal for signal in all_signals()}
 
 
 def signal_of(metric: str, signals: Mapping[str, Signal]) -> Signal | None:
