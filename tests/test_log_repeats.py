@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallwatch.frameworks import load_frameworks
-from stallwatch.sources import log_repeats
+from stallwatch.sources import log_lines, log_ranks, log_repeats
 from stallwatch.sources.log_lines import FIRST_STRETCH, Batch, Hit, LogScanner
 from stallwatch.sources.log_times import parse_time
 from stallwatch.startup import Startup
@@ -286,6 +286,19 @@ def test_writers_of_a_line_that_repeats_do_not_grow_memory() -> None:
     (form,) = scanner._repeats._forms.values()
     assert len(form.known) == log_repeats.MAX_REPEATS
     assert scanner.heartbeats == 3000
+
+
+def test_ranks_and_processes_without_end_do_not_grow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_ranks, "MOST_NAMES", 100)
+    monkeypatch.setattr(log_lines, "MAX_PASSED", 100)
+    scanner = LogScanner(FRAMEWORKS["vllm"], track_shapes=False)
+    load = "(Worker_TP{n} pid={n}) INFO 11-29 15:31:09 [m.py:6] Starting to load model m..."
+
+    feed(scanner, "x", *(load.format(n=n) for n in range(1, 1001)))
+
+    assert scanner.events["load_begin"] == 1000
+    assert len(scanner._ranks._names) <= 100
+    assert len(scanner._start.passed) == 100
 
 
 def test_a_block_in_which_every_line_begins_a_start_is_searched_in_short_stretches() -> None:

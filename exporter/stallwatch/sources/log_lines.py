@@ -27,6 +27,8 @@ LOOK_BACK = 48
 """Lines looked at backwards for the last printed time."""
 REPEAT_LOOK_BACK = 512
 """The same for a line that repeats, of which each block tells the last one only."""
+MAX_PASSED = 65_536
+"""Markers and ranks that passed them, remembered in one start: of more it is not known that they come again."""
 MAX_BARS = 512
 """Bars remembered in one start; a download draws one for each of its files."""
 FIRST_STRETCH = 4096
@@ -424,6 +426,8 @@ class LogScanner:
         fields = numbers_of(groups)
         if pattern.kind:
             fields["kind"] = pattern.kind
+        if pattern.clock:
+            fields["clock"], fields["timeout"] = pattern.clock, pattern.timeout_seconds
         first = pattern.speaker == "first" or (pattern.speaker == "first_classic" and not self._start.every_rank)
         if first or prefix.relay is not None:
             fields["shared"] = 1.0
@@ -445,7 +449,8 @@ class LogScanner:
             return "ready"
         if pattern.again and (event, rank) in self._start.passed:
             return pattern.again
-        self._start.passed.add((event, rank))
+        if len(self._start.passed) < MAX_PASSED:
+            self._start.passed.add((event, rank))
         return event
 
     def _count(self, event: str, kind: str, line: _Line) -> None:

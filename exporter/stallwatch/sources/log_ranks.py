@@ -8,6 +8,9 @@ from functools import lru_cache
 
 from ..frameworks import Pattern, Prefix, rank_name, whole_number
 
+MOST_NAMES = 4096
+"""Processes whose rank is known; with more of them all are forgotten."""
+
 _SIZES = ("tp_size", "pp_size", "dp_size")
 
 
@@ -51,6 +54,8 @@ class Ranks:
         if rank is None:
             rank = self._names.get(pid) or self._engine(prefix)
         elif pid and pattern.kind == "" and self._names.get(pid) != rank:
+            if len(self._names) >= MOST_NAMES:
+                self._names.clear()
             self._names[pid] = told[pid] = rank
             self._changed()
         if rank is None and pattern.prefix == "any" and pattern.event.endswith("_progress"):
