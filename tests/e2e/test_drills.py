@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,29 @@ def test_nothing_outlives_a_drill(tmp_path: Path, group: tuple[str, ...], how: s
         for drill in drills:
             drill.process.wait(30.0)
             assert_gone(drill, *kept[drill.name])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("after", [0.1, 0.3, 0.6, 1.0])
+def test_nothing_outlives_a_drill_that_has_hardly_begun(tmp_path: Path, after: float, number: signal.Signals) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [str(Path(sys.executable).with_name("stallwatch")), "drill", "run", "two-servers"]
+    with Program(command, tmp_path / "drill.out", {"TMPDIR": str(temporary)}) as drill:
+        with suppress(subprocess.TimeoutExpired):
+            drill.process.wait(after)
+
+        drill.process.send_signal(number)
+        drill.process.wait(30.0)
+
+        wait_until(lambda: not any(mentions(str(temporary))), 10.0, "no process that knows the folder")
+        wait_until(lambda: not list(temporary.iterdir()), 10.0, "no folder")
+
+
+def mentions(path: str) -> Iterator[bool]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            yield any(path in word for word in process.cmdline())
 
 
 def assert_gone(drill: Drilled, family: list[psutil.Process], paths: list[Path]) -> None:

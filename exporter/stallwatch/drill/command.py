@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -140,7 +139,7 @@ def run(drill: Drill, out: TextIO) -> int:
     if any(act == "make-cgroup" for act in condition.acts("before", "launcher")) and (why := refusal()):
         raise NoCgroupError(f"{condition.name} cannot be run: {why}")
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(_folder()))
+        folder, _ = stack.enter_context(cleaned_up())
         cards = StandIn(folder, build(folder), condition.ranks) if drill.gpus or condition.needs_cards else None
         config = folder / "stallwatch.yml"
         config.write_text(pace.config())
@@ -163,6 +162,7 @@ def run(drill: Drill, out: TextIO) -> int:
                 )
                 for port, each in servers.items()
             ]
+            stack.callback(_terminate, standins)  # all at once, and only then each is waited for
             if drill.serves:
                 exporter = [sys.executable, "-m", "stallwatch", "serve", "--config.file", str(config)]
                 stack.enter_context(_child(exporter, signal.SIGTERM, environment=sight))
@@ -229,11 +229,9 @@ def _child(
             process.wait()
 
 
-@contextmanager
-def _folder() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="stallwatch-drill-")
-    with cleaned_up(Path(folder)):
-        yield folder
+def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
 
 
 def _free_port() -> int:

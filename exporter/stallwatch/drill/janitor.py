@@ -1,7 +1,8 @@
 """Cleans up behind a launcher, whatever ended it: waits for its pipe to close, then removes what is left.
 
-`python -m stallwatch.drill.janitor FOLDER`, with the launcher's pipe as stdin.  A number on it is a process group
-to end, a path a cgroup to remove; the folder is removed when the group is gone.
+`python -m stallwatch.drill.janitor`, with the launcher's pipe as stdin.  It makes the folder itself and prints its
+path, so that there is no folder that nobody would remove.  A number on the pipe is a process group to end, a path a
+cgroup to remove; the folder is removed when the group is gone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +23,11 @@ _PATIENCE_SECONDS = 1.0
 
 
 def main() -> None:
-    folder = sys.argv[1]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    folder = tempfile.mkdtemp(prefix="stallwatch-drill-")
+    with contextlib.suppress(BrokenPipeError):
+        print(folder, flush=True)
     words = sys.stdin.read().split()
     for word in words:
         if word.isdecimal():
@@ -53,22 +57,24 @@ def end_group(group: int) -> None:
 
 
 @contextlib.contextmanager
-def cleaned_up(folder: Path) -> Iterator[IO[str]]:
-    """A janitor for `folder`: yields its stdin.  Closing that (our end does, too) sets it to work; waits for it."""
+def cleaned_up() -> Iterator[tuple[Path, IO[str]]]:
+    """A new folder, and the stdin of its janitor.  Closing that (our end does, too) sets it to work; waits for it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(folder)],
+        [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         start_new_session=True,
         text=True,
     )
     assert process.stdin is not None  # noqa: S101  # stdin=PIPE
+    assert process.stdout is not None  # noqa: S101  # stdout=PIPE
     try:
-        yield process.stdin
+        yield Path(process.stdout.readline().rstrip("\n")), process.stdin
     finally:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
+        process.stdout.close()
         process.wait()
 
 

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -81,8 +80,7 @@ def run(order: Order) -> int:
 
     Returns its exit status.  NoCgroupError when the condition needs a cgroup and none can be made.
     """
-    folder = Path(tempfile.mkdtemp(prefix="stallwatch-drill-"))
-    with cleaned_up(folder) as janitor, ExitStack() as beside:
+    with cleaned_up() as (folder, janitor), ExitStack() as beside:
         for name in order.condition.acts("before", "launcher") + order.condition.acts("serving", "launcher"):
             beside.enter_context(NEIGHBOURS[name](Place(order.condition, folder, order.port, janitor)))
         process = _start(folder, order)
