@@ -98,18 +98,19 @@ ALLOWED: Mapping[str, str] = {
     "idle_power": "",
     "card": "model signals tracks idle_power",
     "cards": "model signals tracks idle_power card",
-    "server_timeline": "model signals startup tracks cards",
-    "timeline": "model signals startup config tracks server_timeline cards",
+    "deadlines": "model startup",
+    "server_timeline": "model signals startup tracks cards deadlines",
+    "timeline": "model signals startup config tracks server_timeline cards deadlines",
     "verdict": "model config",
     "verdict.channels": "model signals server_timeline tracks",
     "verdict.evidence": "model config signals server_timeline tracks cards verdict.channels",
-    "episodes": "model config server_timeline timeline verdict.*",
+    "episodes": "model config server_timeline timeline deadlines verdict.*",
     "poller": "model signals config sources",
-    "kept": "model signals startup tracks server_timeline timeline episodes",
+    "kept": "model signals startup tracks server_timeline timeline deadlines episodes",
     "memory": "model signals tracks idle_power cards server_timeline timeline episodes kept",
     "state_file": "",
-    "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline verdict.* episodes"
-    " poller memory",
+    "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline deadlines verdict.*"
+    " episodes poller memory",
     # From the Report to whoever reads it.
     "exposition": ". model signals config printable",
     "gpu_words": "model printable",
@@ -128,8 +129,8 @@ ALLOWED: Mapping[str, str] = {
     "stacks": "printable sources.procfs",
     "recording": "model config strict_yaml",
     "told": "model signals recording tracks",
-    "replay": "model strict_yaml signals clock config frameworks tracks timeline episodes daemon presentation printable"
-    " catalogue recording told",
+    "replay": "model strict_yaml signals clock config frameworks tracks timeline deadlines episodes daemon presentation"
+    " printable catalogue recording told",
     "record": "model strict_yaml config frameworks assembly recording",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation memory state_file web.*",

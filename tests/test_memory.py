@@ -147,6 +147,17 @@ def test_a_line_of_progress_that_was_written_while_we_were_down_ends_the_stall()
     assert after.tick(1311.0).verdict.state == "working"
 
 
+def test_a_time_out_of_the_server_itself_goes_on_while_we_are_down() -> None:
+    before = Run(skipped=SKIPPED, server=server(NAME, tensor_parallel=2))
+    before.look(0.0)
+    before.tell(10.0, "load_end", "TP0", clock="barrier", timeout=480.0)
+    strikes = before.tick(10.0).deadlines
+    after = before.restarted(10.0, after=30.0)
+
+    assert strikes.keys() == {"barrier"}
+    assert after.first_report(1040.0).deadlines["barrier"] - WALL == pytest.approx(1040.0 + 450.0)
+
+
 def test_words_of_a_newer_version_are_not_taken_in() -> None:
     document = stalled().document(300.0)
     document["servers"][0]["episode"]["verdict"]["reason"] = "moonshine"

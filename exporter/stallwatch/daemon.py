@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from . import signals
 from .clock import Clock
 from .config import Config, Thresholds
+from .deadlines import NO_TIMEOUTS, Limit, OwnTimeouts
 from .episodes import Episodes
 from .frameworks import Framework
 from .memory import Memory, Place
@@ -94,6 +96,7 @@ class Daemon:
         self._timeline = Timeline(
             thresholds_of=self._thresholds_of,
             ready_markers=ready_markers(host.frameworks),
+            timeouts_of=partial(_known_timeouts, own_timeouts(host.frameworks)),
         )
         self._episodes = Episodes(self._timeline, self._thresholds_of, self.config.retention)
         self._latest: dict[str, Result] = {}
@@ -380,6 +383,28 @@ def is_loss(result: Result) -> bool:
 
 def ready_markers(frameworks: Iterable[Framework]) -> dict[str, tuple[str, ...]]:
     return {framework.name: framework.embedded_ready for framework in frameworks}
+
+
+def own_timeouts(frameworks: Iterable[Framework]) -> dict[str, OwnTimeouts]:
+    """Framework -> its own time-outs.  Of an event that several lines mean, the framework's own line counts."""
+    return {framework.name: _own_timeouts(framework) for framework in frameworks}
+
+
+def _own_timeouts(framework: Framework) -> OwnTimeouts:
+    by_event: dict[str, list[Limit]] = {}
+    for pattern in framework.patterns:
+        for event in (pattern.event, *([pattern.again] if pattern.again else [])) if pattern.clock else ():
+            limits = by_event.setdefault(event, [])
+            if not limits or limits[0].clock == pattern.clock:
+                limits.append(Limit(pattern.clock, pattern.timeout_seconds, pattern.versions))
+    return OwnTimeouts(
+        by_event={event: tuple(limits) for event, limits in by_event.items()},
+        serving={clock: timeout.seconds for clock, timeout in framework.timeouts.items() if timeout.serving},
+    )
+
+
+def _known_timeouts(known: Mapping[str, OwnTimeouts], framework: str) -> OwnTimeouts:
+    return known.get(framework, NO_TIMEOUTS)
 
 
 def _distinct(listeners: Iterable[Listener]) -> tuple[Listener, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from .config import Thresholds
+from .deadlines import OwnTimeouts, ranks_of_a_copy, serving_deadlines
 from .model import (
     CHANNELS,
     STARTUP_BUCKETS_SECONDS,
@@ -178,7 +179,10 @@ class Episodes:
             verdict.suspect_rank,
         ):
             self.changes.append(Change(timeline.name, before, verdict, evidence.phase))
-        return describe(timeline, evidence, episode, thresholds, now, wall)
+        report = describe(timeline, evidence, episode, thresholds, now, wall)
+        timeouts = self._timeline.timeouts_of(report.server.framework)
+        ends = running_deadlines(timeline, evidence, timeouts, now)
+        return replace(report, deadlines={clock: wall - (now - at) for clock, at in ends.items()})
 
     def _note(
         self,
@@ -224,6 +228,21 @@ def dated_progress_age(
     if timeline.name not in dated:
         return math.nextafter(thresholds.window, math.inf)
     return max(0.0, wall - dated[timeline.name])
+
+
+def running_deadlines(
+    timeline: ServerTimeline, evidence: Evidence, timeouts: OwnTimeouts, now: float
+) -> dict[str, float]:
+    """Clock -> the moment at which one of the server's own time-outs strikes; none once the server is gone."""
+    server = timeline.server
+    if server is None or timeline.root_gone_at is not None:
+        return {}
+    found = timeline.deadlines.running(now, server.timeouts)
+    tokens = next(channel for channel in evidence.channels if channel.channel == "tokens")
+    if evidence.ready and evidence.unserved_age is not None and tokens.state == "flat":
+        ranks = ranks_of_a_copy(server)
+        found |= serving_deadlines(now, evidence.unserved_age, server, timeouts.serving, ranks)
+    return found
 
 
 def describe(

@@ -18,6 +18,7 @@ from .config import COLLECTORS
 from .model import (
     CHANNEL_STATES,
     CHANNELS,
+    CLOCKS,
     PHASES,
     READ_REASONS,
     REASONS,
@@ -108,6 +109,12 @@ STALLED_SECONDS = Signal(
     "Seconds the server has spent in the state stalled.",
     _PER_SERVER,
     kind="counter",
+)
+SERVER_DEADLINE = Signal(
+    "server_deadline_timestamp_seconds",
+    "Unix time at which one of the server's own time-outs will strike; absent while it does not run. "
+    f"{_one_of(CLOCKS)}",
+    ("server", "clock"),
 )
 
 # --- channels and ranks ------------------------------------------------------------------------------------
@@ -257,6 +264,7 @@ PER_SERVER: tuple[tuple[Signal, Callable[[ServerReport], Iterable[Row]]], ...] =
     (RANKS_ALIVE, _simple(lambda s: s.ranks_alive)),
     (STARTUP_DURATION, _simple(lambda s: s.startup_seconds)),
     (STALLED_SECONDS, _simple(lambda s: s.stalled_seconds)),
+    (SERVER_DEADLINE, lambda s: [((s.server.name, clock), at) for clock, at in s.deadlines.items()]),
     (CHANNEL_STATE, lambda s: [((s.server.name, c.channel, c.state), 1.0) for c in s.channels]),
     (CHANNEL_AGE, _channel_ages),
     (RANK_SUSPECT, _suspect),

@@ -15,8 +15,9 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from . import signals
+from .deadlines import Deadlines, Wait
 from .episodes import Episode
-from .model import PHASES, REASONS, STATES, WAITS, Signal, Verdict
+from .model import CLOCKS, EVENTS, PHASES, REASONS, STATES, WAITS, Signal, Verdict
 from .server_timeline import ServerTimeline, Speaker, Stats, Steps, Timeouts
 from .startup import COUNTERS, RankStartup, Startup
 from .timeline import MIB
@@ -90,6 +91,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "steps": PLAIN,
         "stats": PLAIN,
         "timeouts": PLAIN,
+        "deadlines": PLAIN,
         "owed_since": CLOCK,
         "demand_until": LOOK,
         "oom_killed_at": CLOCK,
@@ -144,6 +146,8 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
     Stats: {"speakers": PLAIN},
     Speaker: {"at": LOOK, "usual_gap": PLAIN, "running": PLAIN, "waiting": PLAIN, "says_speed": PLAIN},
     Timeouts: {"in_a_row": PLAIN, "since": CLOCK, "last": CLOCK, "read_at": LOOK},
+    Deadlines: {"waits": PLAIN},
+    Wait: {"since": CLOCK, "seconds": PLAIN, "opened_by": PLAIN, "arrived": PLAIN},
     Episode: {
         "verdict": PLAIN,
         "since_timestamp": PLAIN,
@@ -172,6 +176,7 @@ CLOSED: Mapping[tuple[type, str], tuple[str, ...]] = {
     (Verdict, "state"): STATES,
     (Verdict, "reason"): REASONS,
     (WaitSample, "main"): WAITS,
+    (Wait, "opened_by"): EVENTS,
 }
 """Fields whose words another version of ours may have more of than this one knows."""
 
@@ -379,6 +384,8 @@ def restore(timeline: ServerTimeline, document: Any, shift: Shift, measured: flo
     tracks = dict[str, dict[tuple[str, ...], Track]]()
     if any(event not in COUNTERS for event, _ in known.get("steps", ())):
         raise ValueError("an unknown counter")
+    if "deadlines" in known and any(clock not in CLOCKS for clock, _ in known["deadlines"].waits):
+        raise ValueError("an unknown clock")
     for name, labels, track in read_value(document.get("tracks", []), list[tuple[str, list[str], Any]], 0.0, shift):
         kept = record(Track, track, shift)
         _allow_idle(name, labels, kept, gap)

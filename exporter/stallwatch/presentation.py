@@ -101,6 +101,7 @@ def server_document(report: ServerReport, now: float) -> dict[str, Any]:
         "ranks_alive": report.ranks_alive,
         "starts": report.starts,
         "startup_seconds": _number(report.startup_seconds),
+        "deadlines": {clock: _number(at) for clock, at in report.deadlines.items()},
         "ranks": [_rank(rank, server) for rank in report.ranks],
         "channels": [
             {"channel": each.channel, "state": each.state, "age_seconds": _number(each.age_seconds)}
@@ -290,6 +291,8 @@ def _when(server: Document) -> str:
         if (budget := server.get("phase_budget_seconds")) is not None:
             phase += f" (slow after {duration(budget)})"
         facts += ["not ready", phase]
+    for clock, at in (server.get("deadlines") or {}).items():
+        facts.append(f"its own time-out ({clock}) strikes at {moment(at)}")
     return "  " + ", ".join(facts)
 
 

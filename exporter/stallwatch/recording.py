@@ -14,6 +14,7 @@ from typing import Any
 
 from .config import Thresholds
 from .model import (
+    CLOCKS,
     ERROR_KINDS,
     EVENTS,
     LINE_KINDS,
@@ -38,7 +39,6 @@ ALSO_OTHER = ("pipe", "socket", "driver", "zombie")
 
 NOT_COLLECTED: Mapping[str, tuple[str, ...]] = {
     "node_shm_orphan_bytes": (),
-    "server_deadline_timestamp_seconds": ("server", "clock"),
 }
 """Recordable signals that nothing here reads or judges yet -> the labels they need."""
 
@@ -63,7 +63,7 @@ _LARGEST_NUMBER = 1 << 20
 _LARGEST_EXACT = 1 << 53
 """Below it every whole number is a float, too."""
 _TIMES = ("window", "stall_after", "suspect_after", "serve_stall_after")
-_TEXT_FIELDS = {"kind": frozenset(ERROR_KINDS)}
+_TEXT_FIELDS = {"kind": frozenset(ERROR_KINDS), "clock": frozenset(CLOCKS)}
 """Fields of an event that may be words -> the words allowed in what we write."""
 
 Json = dict[str, Any]
@@ -212,6 +212,9 @@ class Reader:
         facts: Json = {word: self._text(found, word, key, "") for word in _TEXTS}
         facts |= {word: self._whole(found, word, key, least) for word, least in _NUMBERS.items()}
         port = self._whole(found, "port", key, 0, 65535)
+        timeouts = found.get("timeouts", {})
+        if not isinstance(timeouts, dict) or not timeouts.keys() <= set(CLOCKS):
+            raise self.wrong(f"{key}.timeouts", f"seconds by clock are needed; clocks are {', '.join(CLOCKS)}")
         server = Server(
             name=name,
             role=role,
@@ -220,6 +223,7 @@ class Reader:
             processes=(),
             ports=(port,) if port else (),
             expected_ranks=tuple(dict.fromkeys(ranks)),
+            timeouts={clock: self._number(timeouts, clock, 0.0, f"{key}.timeouts") for clock in timeouts},
             **{**facts, "framework": facts["framework"] or "generic"},
         )
         return RecordedServer(server, log, self._thresholds(found, key))
@@ -473,6 +477,8 @@ def server_document(server: Server, thresholds: Thresholds) -> Json:
     ranks = server.expected_ranks or (seen if len(seen) >= server.ranks_expected else ())
     if ranks:
         found["ranks"] = list(ranks)
+    if server.timeouts:
+        found["timeouts"] = dict(server.timeouts)
     reasons = [place.reason for place in server.logs]
     found["log"] = None in reasons or ("unreadable" if any(reason != "absent" for reason in reasons) else False)
     if thresholds != Thresholds():

@@ -18,7 +18,8 @@ from . import signals
 from .catalogue import derived_signals, read_signals
 from .clock import Clock
 from .config import Config, Thresholds
-from .daemon import ready_markers
+from .daemon import own_timeouts, ready_markers
+from .deadlines import NO_TIMEOUTS, OwnTimeouts
 from .episodes import Episodes
 from .frameworks import Framework, load_frameworks
 from .model import FRONTEND, FRONTEND_NAMES, Event, Reading, Server, ServerReport, StartupHistogram, Verdict
@@ -144,7 +145,8 @@ class Replay:
         self._routes: dict[Series, Route] = {}
         self._frameworks = frameworks
         self._markers = ready_markers(frameworks or ()) or dict(_NO_MARKERS)  # filled later, where they are not known
-        self.timeline = Timeline(self._thresholds_of, self._markers)
+        self._timeouts: dict[str, OwnTimeouts] | None = None  # filled when they are asked for
+        self.timeline = Timeline(self._thresholds_of, self._markers, self._timeouts_of)
         self._episodes = Episodes(self.timeline, self._thresholds_of, (config or Config()).retention)
         self._clock = Clock(header.interval_seconds)
         self._ticks = 0  # the next tick is after this many intervals
@@ -203,12 +205,14 @@ class Replay:
         return [self._document(name) for name in sorted(self._servers)]
 
     def _document(self, name: str) -> Json:
-        final = self._final.get(name, _NEVER_JUDGED)
-        return {
-            "server": name,
-            "changes": self._changes.get(name, []),
-            "final": {"state": final.state, "reason": final.reason, "suspect_rank": final.suspect_rank},
-        }
+        verdict = self._final.get(name, _NEVER_JUDGED)
+        final: Json = {"state": verdict.state, "reason": verdict.reason, "suspect_rank": verdict.suspect_rank}
+        report = next((report for report in self.reports if report.server.name == name), None)
+        if report is not None and report.deadlines:
+            final["deadlines"] = {
+                clock: round(at - self._header.begun, 3) for clock, at in sorted(report.deadlines.items())
+            }
+        return {"server": name, "changes": self._changes.get(name, []), "final": final}
 
     # --- the clock: a tick per interval, none in a gap
 
@@ -285,6 +289,12 @@ class Replay:
         if self._frameworks is None and (server.role == "embedded" or server.node_rank > 0):
             self._frameworks = load_frameworks()
             self._markers.update(ready_markers(self._frameworks))
+
+    def _timeouts_of(self, framework: str) -> OwnTimeouts:
+        if self._timeouts is None:
+            self._frameworks = load_frameworks() if self._frameworks is None else self._frameworks
+            self._timeouts = own_timeouts(self._frameworks)
+        return self._timeouts.get(framework, NO_TIMEOUTS)
 
     def _server(self, name: str) -> Told:
         if name not in self._servers:
@@ -426,6 +436,10 @@ def text(found: Json) -> str:
             lines.append(f"  {printable(server['server'])}")
             lines += [f"    at {duration(change['t']):>6}  {_words(change)}" for change in server["changes"]]
             lines.append(f"    in the end {_words(server['final'])}")
+            lines += [
+                f"    at {duration(at):>6}  its own time-out would strike ({clock})"
+                for clock, at in server["final"].get("deadlines", {}).items()
+            ]
         if not recording["servers"]:
             lines.append("  no server")
     return "".join(f"{line}\n" for line in lines)

@@ -12,6 +12,7 @@ from statistics import median
 
 from . import signals
 from .cards import Cards
+from .deadlines import Deadlines
 from .model import AMBIGUOUS_CHANNELS, STRONG_CHANNELS, Reading, Server, Signal, is_rank_name
 from .startup import MOST_RANKS, PHASE_OF_EVENT, Startup
 from .tracks import STALE_AFTER_GAPS, Track, Waits, usual
@@ -174,6 +175,7 @@ class ServerTimeline:
     steps: dict[tuple[str, str], Steps] = field(default_factory=dict)  # (event, rank) -> its steps in this phase
     stats: Stats = field(default_factory=Stats)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     owed_since: float | None = None  # since when work is owed without a break, as far as is known
     demand_until: float = -math.inf  # how long what was last said of the demand holds
     oom_killed_at: float | None = None  # last time the kernel killed a process of the node for memory

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from . import signals
 from .cards import Cards
 from .config import Thresholds
+from .deadlines import NO_TIMEOUTS, OwnTimeouts
 from .model import FRONTEND, Event, Reading, Server, Signal
 from .server_timeline import DEMAND, ServerTimeline, Steps
-from .startup import COUNTERS, FIRST_RANK, MARKERS, MOST_RANKS, PHASE_OF_EVENT, SHARED
+from .startup import COUNTERS, FIRST_RANK, MARKERS, MOST_RANKS, NAMELESS, PHASE_OF_EVENT, SHARED
 from .tracks import STALE_AFTER_GAPS, Track, Waits
 
 MIB = 1 << 20
@@ -95,8 +96,13 @@ class Timeline:
         self,
         thresholds_of: Callable[[str], Thresholds] = lambda server: Thresholds(),
         ready_markers: Mapping[str, tuple[str, ...]] | None = None,
+        timeouts_of: Callable[[str], OwnTimeouts] = lambda framework: NO_TIMEOUTS,
     ) -> None:
-        """`ready_markers`: framework -> events after which an embedded engine or a follower is ready."""
+        """`ready_markers`: framework -> events after which an embedded engine or a follower is ready.
+
+        `timeouts_of`: the time-outs of a framework itself.
+        """
+        self.timeouts_of = timeouts_of
         self._thresholds_of = thresholds_of
         self._ready_markers = {} if ready_markers is None else ready_markers
         self._servers: dict[str, ServerTimeline] = {}
@@ -276,9 +282,25 @@ class Timeline:
                 timeline.progress_by_log[event.log] = event.at
             if moved and event.event in COUNTERS:
                 self._note_step(timeline, event)
+            if moved or event.event == "shutdown":
+                self._note_deadlines(timeline, event)
             if event.event == "stats":
                 self._note_stats(timeline, event)
             self._note_last_marker(timeline, event)
+
+    def _note_deadlines(self, timeline: ServerTimeline, event: Event) -> None:
+        """What a server waits for, it does not wait for ever.  A line may say itself which time-out begins with it."""
+        server = timeline.server
+        if server is None or event.fields.get(NAMELESS):
+            return
+        clock, seconds = event.fields.get("clock"), event.fields.get("timeout")
+        limits: Mapping[str, float]
+        if isinstance(clock, str) and isinstance(seconds, float):
+            limits = {clock: seconds}
+        else:
+            version = timeline.startup.version or server.version
+            limits = self.timeouts_of(server.framework).opened_by(event.event, version)
+        timeline.deadlines.tell(event.event, event.rank, event.at, server, limits)
 
     @staticmethod
     def _note_step(timeline: ServerTimeline, event: Event) -> None:
@@ -321,6 +343,7 @@ class Timeline:
         if timeline.startup.begins_anew(event.event):
             timeline.markers.clear()
             timeline.steps.clear()
+            timeline.deadlines.waits.clear()
             timeline.was_ready = False
         if event.event not in MARKERS or event.rank is None or event.fields.get(SHARED):
             return

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..frameworks import Argument, Framework, Title, rank_name, whole_number
+from ..frameworks import Argument, Framework, Timeout, Title, rank_name, whole_number
 
 COMPILERS = frozenset(
     [
@@ -48,6 +48,7 @@ MOST_MATCHED = 4 << 10
 """Characters of a command line that patterns are tried on: the line is another's word, up to 128 KiB of it."""
 
 _JOB = re.compile(r"[0-9]{1,10}")
+_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
 _VALUE_OPTIONS = ("-W", "-X", "--check-hash-based-pycs")
 _RUN_OPTION = re.compile(r"-[A-VYZabd-ln-z]*(?P<what>[mc])(?P<value>.*)", re.DOTALL)
@@ -118,9 +119,10 @@ class Facts:
     speculative: str = ""
     metrics_enabled: bool = True
     headless: bool = False
+    timeouts: Mapping[str, float] = field(default_factory=dict)  # clock -> seconds, where it was told so
 
 
-def read_facts(framework: Framework, words: Sequence[str]) -> Facts:
+def read_facts(framework: Framework, words: Sequence[str], environ: Mapping[str, str] | None = None) -> Facts:
     """Parse the words after the entry point.  Unreadable numbers fall back to the defaults."""
     given = {name: argument_value(argument, words) for name, argument in framework.arguments.items()}
 
@@ -155,7 +157,28 @@ def read_facts(framework: Framework, words: Sequence[str]) -> Facts:
         speculative=speculative_name(given.get("speculative") or ""),
         metrics_enabled=framework.metrics_default != switched,
         headless=headless,
+        timeouts=_timeouts(framework, words, environ or {}),
     )
+
+
+def _timeouts(framework: Framework, words: Sequence[str], environ: Mapping[str, str]) -> dict[str, float]:
+    """Clock -> seconds, of the time-outs that were set, or are there only with such arguments."""
+    found: dict[str, float] = {}
+    for clock, timeout in framework.timeouts.items():
+        if timeout.several and (whole_number(argument_value(Argument(timeout.several), words)) or 0) <= 1:
+            continue
+        told = _told_seconds(timeout, words, environ)
+        if told is not None:
+            found[clock] = told
+        elif timeout.several:
+            found[clock] = timeout.seconds
+    return found
+
+
+def _told_seconds(timeout: Timeout, words: Sequence[str], environ: Mapping[str, str]) -> float | None:
+    """An argument comes before a variable; what is no number of seconds is nothing."""
+    texts = (argument_value(Argument(timeout.flags), words), *(environ.get(name) for name in timeout.variables))
+    return next((float(text) for text in texts if text and _SECONDS.fullmatch(text)), None)
 
 
 def _launches(copies: int, here: int) -> int:
@@ -241,7 +264,7 @@ def understand(
     role, rank, titled_by = _by_title(frameworks, title, environ)
     return Command(
         framework=entry[0].name if entry else "",
-        facts=read_facts(*entry) if entry else None,
+        facts=read_facts(*entry, environ) if entry else None,
         role=role,
         rank=rank,
         titled_by=titled_by,

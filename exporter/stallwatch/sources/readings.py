@@ -154,6 +154,7 @@ def server_of(streams: StreamPlaces, tracked: Tracked) -> Server:
         slurm_job=tracked.slurm_job,
         labels=dict(configured.labels) if configured else {},
         metrics_enabled=facts.metrics_enabled,
+        timeouts=facts.timeouts,
     )
 
 
