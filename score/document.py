@@ -51,6 +51,7 @@ GRADES = "ABC"
 def tables(found: Sequence[Measured]) -> dict[str, str]:
     """Name of a place in the document -> what stands there."""
     return {
+        "headline": headline(found),
         "summary": "\n".join(summary(found)),
         "classes": "\n".join(classes(found)),
         "late": "\n".join(late(found)),
@@ -74,6 +75,22 @@ def written(text: str, places: Mapping[str, str]) -> str:
 
 
 # --- tables ------------------------------------------------------------------------------------------------
+
+
+def headline(found: Sequence[Measured]) -> str:
+    """The table below it in two sentences: ours, and the rule of the others that finds most."""
+    pages = [each for each in found if each.truth.kind == "page"]
+    times = _delays(pages)
+    ours = sum(each.is_false_page for each in found)
+    best = max(naive.alerts(), key=lambda alert: len(_alert_delays(pages, alert)))
+    theirs = _alert_delays(pages, best)
+    false = sum(each.is_false_alert(best) for each in found)
+    return (
+        f"stallwatch finds {len(times)} of {len(pages)} hangs that must page, {median(times):.0f} s after the last "
+        f"progress (median), and pages for nothing in {ours} of {len(found)} recordings. Of the obvious rules the one "
+        f"that finds most, `{best}`, finds {len(theirs)}, after {median(theirs):.0f} s, and pages for nothing in "
+        f"{false}."
+    )
 
 
 def summary(found: Sequence[Measured]) -> Iterator[str]:

@@ -345,3 +345,18 @@ def test_the_kept_drills_are_conditions_and_a_wrong_one_has_its_cause_and_shows_
     assert {name for name, each in drills.load().items() if not each.is_right} <= set(drills.CAUSES)
     assert "**no**, stalled and working" in "\n".join(drills.table({"slow-load": wrong}))
     assert "**no**" not in "\n".join(drills.table({"slow-load": SLOW_LOAD}))
+
+
+def test_the_headline_names_the_rule_that_finds_most() -> None:
+    found = [
+        measured("page", 100.0, NaiveLogSilent5m=naive.Firing(400, 400), NaiveThreadsInFutex5m=naive.Firing(500, 500)),
+        measured("page", 100.0, NaiveThreadsInFutex5m=naive.Firing(420, 420)),
+        measured("never", None, NaiveThreadsInFutex5m=naive.Firing(50), NaiveLogSilent5m=naive.Firing(60)),
+    ]
+    stalled = replace(found[0].outcome, changes=({"t": 340.0, "state": "stalled"},))
+
+    text = document.headline([*(replace(each, outcome=stalled) for each in found[:2]), found[2]])
+
+    assert "2 of 2 hangs that must page, 240 s" in text
+    assert "nothing in 0 of 3 recordings" in text
+    assert "`NaiveThreadsInFutex5m`, finds 2, after 360 s, and pages for nothing in 1." in text
