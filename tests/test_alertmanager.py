@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ def config() -> Any:
 
 def test_alertmanager_accepts_it() -> None:
     assert "SUCCESS" in amtool("check-config", str(CONFIG))
+
+
+def test_no_route_is_unreachable_and_no_inhibition_too_wide_for_our_rules() -> None:
+    rules = [argument for name in DEFAULT_FILES for argument in ("--rules", str(CONFIG.parents[2] / "rules" / name))]
+    command = [str(Path(sys.executable).with_name("amlint")), "check", "--strict", *rules, str(CONFIG)]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
