@@ -97,6 +97,12 @@ def test_stallwatch_says_what_a_drill_expects(tmp_path: Path, group: tuple[str, 
                 assert sum(exporter.watch.last().values(metric, server=drill.name).values()) >= at_least, metric
 
 
+def test_every_condition_is_run() -> None:
+    run = {name for group in GROUPS for name in group} | {"oom-killed-rank", "gpu-spin"}
+
+    assert run == {condition.name for condition in CONDITIONS}
+
+
 def test_a_rank_that_the_kernel_kills_for_memory_is_named(tmp_path: Path) -> None:
     if why := refusal():
         pytest.skip(why)
