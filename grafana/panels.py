@@ -161,6 +161,7 @@ def graph(
     lines: Json | None = None,
     colors: Iterable[Choice] = (),
     dashed: str = "",
+    no_value: str = "",
     runbook: str = "",
 ) -> Panel:
     """Lines over time.  `lines`: thresholds that are drawn; `dashed`: a pattern of legends that are drawn so."""
@@ -179,6 +180,8 @@ def graph(
         "custom": custom,
         "thresholds": lines or steps(),
     }
+    if no_value:
+        defaults["noValue"] = no_value
     for key, bound in (("min", least), ("max", most)):
         if bound is not None:
             defaults[key] = bound

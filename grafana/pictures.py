@@ -146,7 +146,8 @@ class Sheet:
         paper.set_ylim(0, 1)
         box = Box(self, left, top + 0.26, width, height - 0.26, self._view)
         if not any(answer.values()) and panel["type"] != "stat":
-            paper.text(0.5, 0.45, "No data", color=PALE, ha="center", va="center", fontsize=9)
+            text = panel["fieldConfig"]["defaults"].get("noValue", "No data")
+            paper.text(0.5, 0.45, text, color=PALE, ha="center", va="center", fontsize=9)
             return
         _KINDS[panel["type"]](box, panel, answer)
 

@@ -177,6 +177,7 @@ SERVER_DASHBOARD = Dashboard(
                     6,
                     "percentunit",
                     most=1,
+                    no_value="It does not say",
                 ),
                 graph(
                     "Since each rank last progressed",
@@ -205,8 +206,8 @@ SERVER_DASHBOARD = Dashboard(
                 ),
                 graph(
                     "Time left on its own clocks",
-                    "Seconds until one of the server's own time-outs strikes: of a collective, of a barrier, of the "
-                    "warm-up. A slow start below 0 is killed by itself.",
+                    "Seconds until one of the server's own time-outs strikes: a barrier, a collective, the warm-up. "
+                    "What still waits at 0 ends itself. Empty while none runs.",
                     (
                         Query(
                             "stallwatch_server_deadline_timestamp_seconds{@}\n"
@@ -219,6 +220,7 @@ SERVER_DASHBOARD = Dashboard(
                     least=None,
                     lines=steps((0, "red"), base="red"),
                     runbook="InferenceStartupKilledSoon",
+                    no_value="None of them runs",
                 ),
                 timeline(
                     "Channels of progress",
@@ -320,6 +322,7 @@ SERVER_DASHBOARD = Dashboard(
                     (Query("stallwatch_server_lock_age_seconds{@}", "{{kind}}"),),
                     8,
                     "s",
+                    no_value="No lock is known",
                 ),
                 graph(
                     "Read and written by calls",
@@ -381,6 +384,7 @@ SERVER_DASHBOARD = Dashboard(
                     (Query("stallwatch_gpu_process_memory_bytes{@}", _RANK),),
                     8,
                     "bytes",
+                    no_value="No card is known",
                 ),
                 graph(
                     "Utilisation",
@@ -395,6 +399,7 @@ SERVER_DASHBOARD = Dashboard(
                     8,
                     "percentunit",
                     most=1,
+                    no_value="No card is known",
                 ),
                 graph(
                     "Power above resident-idle",
@@ -411,6 +416,7 @@ SERVER_DASHBOARD = Dashboard(
                     8,
                     "watt",
                     least=None,
+                    no_value="Not learned yet, or no card is known",
                 ),
             ),
         ),
@@ -441,6 +447,7 @@ SERVER_DASHBOARD = Dashboard(
                     (Query("stallwatch_port_accept_queue{@}", "port {{port}}"),),
                     8,
                     "none",
+                    no_value="It does not listen",
                 ),
                 timeline(
                     "Health",
@@ -456,6 +463,7 @@ SERVER_DASHBOARD = Dashboard(
                     (Query("stallwatch_health_duration_seconds{@}", "{{endpoint}}"),),
                     8,
                     "s",
+                    no_value="Nobody answers",
                 ),
                 graph(
                     "Health: no answer in time",
@@ -463,6 +471,7 @@ SERVER_DASHBOARD = Dashboard(
                     (Query("increase(stallwatch_health_timeouts_total{@}[5m])", "{{endpoint}}"),),
                     8,
                     "none",
+                    no_value="Nobody was asked",
                 ),
             ),
         ),
@@ -547,6 +556,7 @@ SERVER_DASHBOARD = Dashboard(
                     8,
                     "none",
                     runbook="InferenceServingStalled",
+                    no_value="It does not say",
                 ),
                 graph(
                     "Requests finished",
@@ -554,6 +564,7 @@ SERVER_DASHBOARD = Dashboard(
                     (Query("rate(stallwatch_server_finished_requests_total{@}[$__rate_interval])", "finished"),),
                     8,
                     "none",
+                    no_value="It does not say",
                 ),
                 graph(
                     "Tokens",
@@ -564,6 +575,7 @@ SERVER_DASHBOARD = Dashboard(
                     ),
                     8,
                     "none",
+                    no_value="It does not say",
                 ),
             ),
         ),

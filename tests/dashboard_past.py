@@ -33,9 +33,7 @@ JOB = "stallwatch"
 GIB = 1 << 30
 LOG = "stdout"
 
-_LATER = Signal("server_deadline_timestamp_seconds", "", ("server", "clock"))
-"""Not exported yet; its name is fixed, and rules and dashboards have it.  Once it is, it comes from the replay."""
-_BY_NAME = {signal.name: signal for signal in (_LATER, *all_signals())}
+_BY_NAME = {signal.name: signal for signal in all_signals()}
 _HELD_SECONDS = 3 * SCRAPE_SECONDS
 _SLOW_HELD_SECONDS = 100.0
 """Health is asked every 30 s."""
@@ -273,8 +271,6 @@ def _at_rest(shown: Sequence[Reading], now: float, begun: float) -> Iterator[Rea
             case "server_starts_total":
                 for name, value in {"frozen": 0, "paused": 0, "stopping": 0, "scope_alive": 1}.items():
                     yield _BY_NAME[f"server_{name}"].read(value, *reading.labels)
-            case "server_start_timestamp_seconds" if _BY_NAME[_LATER.name] is _LATER:
-                yield _LATER.read(begun + 1800, *reading.labels, "nccl")
             case "rank_alive":
                 yield _BY_NAME["rank_traced"].read(0, *reading.labels)
             case "health_status":
@@ -305,5 +301,5 @@ def _health(collector: str, now: float, shown: Iterable[Reading]) -> SourceHealt
 
 
 def signals_by_metric() -> dict[str, Signal]:
-    """Metric name -> signal, of everything the exporter can export (or will: its name is fixed already)."""
+    """Metric name -> signal, of everything the exporter can export."""
     return {f"stallwatch_{name}": signal for name, signal in _BY_NAME.items()}
