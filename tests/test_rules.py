@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -224,6 +225,17 @@ def test_an_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on(name: str) 
     assert "First" in rule["annotations"]["description"], "the description ends with the first thing to do"
     assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}{book}.md"
     assert DASHBOARDS.fullmatch(rule["annotations"]["dashboard_url"])
+
+
+@each_alert
+def test_the_dashboard_of_an_alert_is_there_and_knows_the_variables_it_is_given(name: str) -> None:
+    url = ALERTS[name]["annotations"]["dashboard_url"]
+    uid, given = re.findall(r"/d/([\w-]+)", url), re.findall(r"[?&]var-(\w+)=", url)
+
+    dashboard = json.loads((RULES.parent / "grafana/dashboards" / f"{uid[0]}.json").read_text(encoding="utf-8"))
+
+    assert dashboard["uid"] == uid[0]
+    assert set(given) <= {variable["name"] for variable in dashboard["templating"]["list"]}
 
 
 def lines_before(path: Path, key: str) -> Iterator[tuple[str, str]]:
