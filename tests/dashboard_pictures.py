@@ -33,7 +33,7 @@ PICTURES = (
     Picture(
         "server-threads",
         "stallwatch-server",
-        "a recorded stall: every rank waits for the lock of a build that was killed",
+        "a recorded stall: it waits for the lock of a build that was killed",
         {"instance": LOCKED.instance},
         ("Threads and processes",),
         minutes=8,
