@@ -59,7 +59,7 @@ hardware: $(VENV)/.installed-test
 
 clean:
 	rm -rf $(VENV) build dist exporter/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find exporter tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find exporter tests bench score -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An interrupted installation leaves no stamp, so that the next call repeats it.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
