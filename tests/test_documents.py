@@ -346,7 +346,7 @@ def test_every_path_of_the_reference_is_answered() -> None:
     app = App(Published(5.0, lambda: 0.0))
     answers = {path: app.answer(Request("GET", path)) for path in named(section("REFERENCE.md", "HTTP"))}
 
-    assert len(answers) == 6
+    assert len(answers) == 7
     assert 404 not in {getattr(answer, "status", 0) for answer in answers.values()}
 
 

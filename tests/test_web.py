@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import errno
 import gzip
+import hashlib
 import http.client
 import json
 import logging
@@ -16,6 +18,7 @@ import ssl
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -23,14 +26,18 @@ from pathlib import Path
 
 import pytest
 
+from page_node import HOSTILE, NOW, failed, logs_of, node, ranks, report_of, server, slow, stalled, unknown
 from stallwatch.descriptors import Shares
-from stallwatch.model import GpuState, RankState, Report, Signal, Verdict
+from stallwatch.model import GpuState, RankState, Report, ServerReport, Signal, Verdict
 from stallwatch.presentation import document, verdict_words
 from stallwatch.web import Deadlines, HttpServer, ListenError, Published, serve_http
 from stallwatch.web.addresses import listen, split_address
 from stallwatch.web.app import wants_openmetrics
-from stallwatch.web.page import html
+from stallwatch.web.changes import MOST_CHANGES, Change, Changes
+from stallwatch.web.log_facts import log_facts
+from stallwatch.web.page import Beside, html
 from stallwatch.web.server import LoopErrors
+from stallwatch.web.words import counts, names, sentence
 
 LEVEL = Signal("test_level", "A level of the test.", ("subject",))
 TICK = 5.0
@@ -178,63 +185,106 @@ def test_the_first_page_has_a_row_per_server(serve: Serve, report: Report) -> No
 
     page = body.decode()
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert "default-src 'none'" in headers["content-security-policy"]
-    assert re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)', page.partition("</table>")[0]) == [
-        (server["server"], verdict_words(server)) for server in document(report)["servers"]
+    assert re.findall(r"<th scope=row><a href=#s\w+>([^<]+)</a><td class=v>([^<]+)", page.partition("</table>")[0]) == [
+        ("sglang-8000", f"{verdict_words(document(report)['servers'][0])}, last progress 7m ago"),
+        ("vllm-8001", "idle for 15m"),
     ]
-    assert not re.search(r"<script|<link|<img|src=|https?://", page)
+    assert not re.search(r"<link|<img|src=|https?://", page)
 
 
-def test_a_hostile_title_cannot_inject_into_the_page(report: Report) -> None:
-    hostile = "<script>alert(1)</script>\"'&"
-    server = replace(report.servers[0].server, name=hostile, model=hostile, version=hostile)
-    stalled = replace(
-        report.servers[0],
-        server=server,
-        verdict=Verdict("stalled", "idle_wait", 0.0, hostile),
-        ranks=(RankState(hostile, gpu=hostile), RankState("TP1", gpus=(GpuState(hostile, hostile),))),
+def test_a_browser_may_run_the_script_of_the_page_and_no_other(serve: Serve) -> None:
+    _, headers, body = ask(serve(), "/")
+
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    for tag in ("script", "style"):
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", body.decode(), re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert policy[f"{tag}-src"] == f"'sha256-{digest}'"
+    assert policy["default-src"] == "'none'"
+    assert " style=" not in body.decode()
+
+
+def test_the_part_that_changes_is_the_same_in_the_page_and_by_itself(serve: Serve) -> None:
+    running = serve()
+
+    _, headers, part = ask(running, "/live")
+
+    assert headers["content-type"] == "text/html; charset=utf-8"
+    assert part.startswith(b'<div id="live" data-tick="5" ')
+    assert part in ask(running, "/")[2]
+
+
+class Reader(HTMLParser):
+    """Tags, their attributes, and the texts between them, of what a browser would make of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+
+def test_a_hostile_title_or_log_cannot_inject_into_the_page() -> None:
+    told = server(
+        HOSTILE, "stalled", "idle_wait", of=(RankState(HOSTILE, gpu=HOSTILE),), waited_for=HOSTILE, model=HOSTILE
     )
-    tags: set[str] = set()
-    texts: list[str] = []
+    told = replace(told, advice=(HOSTILE,), deadlines={HOSTILE: 1.0})
+    card = RankState("TP1", gpus=(GpuState(HOSTILE, HOSTILE),))
+    report = report_of([replace(told, ranks=(*told.ranks, card))])
+    logs = (*report.readings, *logs_of(HOSTILE, HOSTILE))
+    beside = Beside(log_facts(logs), (Change(NOW, HOSTILE, "stalled", "working"),))
 
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: object) -> None:
-            tags.add(tag)
+    harmless = Reader(html(document(report_of([server("a", of=ranks(1))]))))
+    found = Reader(html(document(report), beside=beside))
 
-        def handle_data(self, data: str) -> None:
-            texts.append(data)
-
-    Reader().feed(html(document(replace(report, servers=(stalled,)))))
-
-    assert not tags & {"script", "img"}
-    assert texts.count(hostile) == 3  # name, model, index of a card
-    assert {f"Ranks of {hostile}", f"{hostile} (waited for)"} <= set(texts)
-    assert hostile[:12] in texts
+    assert set(found.tags) - set(harmless.tags) <= {"li", "ul", "span"}
+    assert (found.tags["script"], found.tags["img"]) == (1, 0)
+    assert not [name for name, _ in found.attributes if name.startswith("on") or name == "src"]
+    assert found.texts.count(HOSTILE) == 5  # name in the table and the section, model, index of a card, advice
+    assert {f"{HOSTILE} (waited for)", f"log {HOSTILE}", f"its own time-out ({HOSTILE})"} <= set(found.texts)
 
 
 def test_the_page_shows_the_ranks_as_check_does_and_marks_the_one_that_is_waited_for(report: Report) -> None:
     page = html(document(report))
 
-    rows = re.findall(r'<tr( class="bad")?><th scope="row">(TP[^<]+)</th>(.*)</tr>', page)
+    rows = re.findall(r"<tr( class=bad)?><th scope=row>(TP[^<]+)(.*)", page)
     assert [(bool(kind), name) for kind, name, _ in rows] == [
         (False, "TP0"),
         (True, "TP1 (waited for)"),
         (False, "TP2"),
     ]
-    assert re.findall(r"<td>([^<]*)</td>", rows[0][2]) == (
-        [
-            "4010",
-            "post_load",
-            "100%",
-            "0",
-            "76.0 GiB",
-            "0%",
-            "118 W, idle 117 W",
-            "6m41s ago",
-            "futex 205 (main), poll 3",
-        ]
+    assert re.findall(r"<td>([^<]*)", rows[0][2]) == (
+        ["4010", "0", "76.0 GiB", "0%", "118 W, idle 117 W", "6m41s ago", "futex 205 (main), poll 3"]
     )
-    assert "<details open><summary>Ranks of sglang-8000" in page
+    assert " open><summary><h2>sglang-8000" in page
+
+
+def test_ranks_stand_by_phase_in_the_order_of_a_start_and_the_dead_and_unknown_below() -> None:
+    each = (
+        *ranks(1, "post_load"),
+        RankState("TP1", phase="loading_weights", load_progress=0.64, alive=True),
+        RankState("TP2", phase="post_load", alive=False),
+        RankState("TP3"),
+        RankState("TP4", phase="loading_weights", load_progress=1.0, alive=True),
+    )
+
+    page = html(document(report_of([server("a", "stalled", "idle_wait", of=each, waited_for="TP1")])))
+
+    grid = page.partition("<dl>")[2].partition("</dl>")[0]
+    assert re.findall(r"<dt>([^<]+)<dd>((?:<b.*?</b> ?)+)", grid) == [
+        ("loading_weights", '<b class="p6 bad">TP1 64% (waited for)</b> <b class=p10>TP4 100%</b>'),
+        ("post_load", "<b>TP0</b>"),
+        ("dead", "<b>TP2</b>"),
+        ("phase not known", "<b>TP3</b>"),
+    ]
 
 
 def test_the_ranks_of_a_server_that_is_well_are_folded_and_none_is_marked(report: Report) -> None:
@@ -242,30 +292,146 @@ def test_the_ranks_of_a_server_that_is_well_are_folded_and_none_is_marked(report
 
     page = html(document(replace(report, servers=(working,))))
 
-    assert "<details><summary>Ranks of sglang-8000" in page
+    assert "><summary><h2>sglang-8000" in page
+    assert " open><summary>" not in page
     assert "waited for" not in page
 
 
-def test_a_page_of_64_servers_of_8_ranks_is_below_150_kb(report: Report) -> None:
-    ranks = tuple(replace(report.servers[0].ranks[0], rank=f"TP{number}") for number in range(8))
-    servers = tuple(
-        replace(
-            report.servers[0], server=replace(report.servers[0].server, name=f"sglang-{8000 + number}"), ranks=ranks
-        )
-        for number in range(64)
+def test_channels_and_logs_are_told_with_their_ages() -> None:
+    report = report_of([failed("a"), server("b")])
+
+    first, second = html(document(report), beside=Beside(log_facts(report.readings))).split("<details")[1:]
+
+    assert "<dt>flat<dd>log 1m30s ago, storage 1m33s ago, " in first
+    assert "<dt>log stdout<dd>last line 12s ago, 412 lines, 3 no pattern knows" in first
+    assert "<dt>errors in logs<dd>2 nccl" in first
+    assert "<dt>moving<dd>log 4s ago, " in second
+    assert "errors in logs" not in second
+
+
+def test_the_last_changes_of_verdict_are_told_the_newest_first() -> None:
+    changes = Changes()
+    told = [
+        report_of([server("a"), server("b")], NOW),
+        report_of([server("a", "stalled", "idle_wait"), server("b")], NOW + 5),
+        report_of([server("a", "stalled", "idle_wait"), server("c")], NOW + 10),
+    ]
+
+    assert changes.hear(told[0]) == ()
+    assert changes.hear(told[1]) == (Change(NOW + 5, "a", "stalled (idle_wait)", "working"),)
+    after = changes.hear(told[2])
+    assert changes.hear(told[2]) == after
+    assert after[:2] == (Change(NOW + 10, "c", "working", None), Change(NOW + 10, "b", None, "working"))
+
+    page = html(document(told[2]), beside=Beside(changes=after))
+    assert re.findall(r"<li><span>[^<]*:(\d\d)Z</span> ([^<]+)</li>", page) == [
+        ("51", "c: found, working"),
+        ("51", "b: not shown any more, was working"),
+        ("46", "a: stalled (idle_wait), was working"),
+    ]
+    assert "None since stallwatch was started" not in page
+
+
+def test_no_more_changes_are_kept_than_are_shown() -> None:
+    changes = Changes()
+    for number in range(100):
+        kept = changes.hear(report_of([server("a", ("working", "idle")[number % 2])], NOW + number))
+
+    assert [change.timestamp for change in kept] == [NOW + 99 - number for number in range(MOST_CHANGES)]
+
+
+def test_changes_are_on_the_published_page(clock: Clock) -> None:
+    published = Published(TICK, clock)
+    for state in ("working", "idle"):
+        published.publish(report_of([server("a", state)], monotonic=clock.now))
+    pages = published.pages()
+
+    assert not isinstance(pages, str)
+    assert b"</span> a: idle, was working" in pages.live().plain
+    assert b"<dt>log stdout<dd>last line 12s ago" in pages.html("/metrics").plain
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/stalls"])
+def test_links_are_relative(path: str) -> None:
+    page = html(document(node(1)), path)
+
+    assert f'<a href="{path[1:]}">metrics</a>' in page
+    assert '<a href="api/v1/report">' in page
+    assert 'href="/' not in page
+
+
+def test_a_page_of_64_servers_of_8_ranks_is_below_150_kb() -> None:
+    """The longest: every rank has its own share of the weights, and each server two logs and a GPU per rank."""
+    report = report_of(
+        [
+            server(f"sglang-{8000 + number}", phase="loading_weights", of=ranks(8, "loading_weights"))
+            for number in range(64)
+        ]
     )
+    changes = tuple(Change(NOW, f"sglang-{8000 + number}", "stalled (idle_wait)", "working") for number in range(20))
 
-    page = html(document(replace(report, servers=servers)))
+    page = html(document(report), beside=Beside(log_facts(report.readings), changes))
 
-    assert page.count("</tr>") == 1 + 64 + 64 * 9
+    assert page.count("<tr") == 1 + 64 + 64 * 9
+    assert page.count("<dt>log ") == 2 * 64
     assert len(page.encode()) < 150_000
 
 
 def test_a_node_without_servers_has_a_page(report: Report) -> None:
     page = html(document(replace(report, servers=())))
 
-    assert "no inference servers on this node, as of 2023-11-14T22:21:41Z" in page
+    assert 'role="status">no inference servers on this node.</p>' in page
+    assert "As of <time>2023-11-14T22:21:41Z</time>" in page
     assert "<table" not in page
+
+
+# --- the verdict in words ----------------------------------------------------------------------------------
+
+
+def said(told: ServerReport) -> str:
+    return sentence(document(report_of([told]))["servers"][0])
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (slow(), "slow: still reading weights on TP3, 64% read, last progress 12s ago"),
+        (
+            server("a", phase="loading_weights", of=ranks(8, "loading_weights", 30.0)),
+            "working: reading weights on all 8 ranks, at least 64% read, last progress 30s ago",
+        ),
+        (server("a", phase="compiling", of=ranks(1, "compiling")), "working: compiling on TP0, last progress 4s ago"),
+        (server("a", phase="compiling", age=9.0), "working: compiling, last progress 9s ago"),
+        (
+            server("a", phase="spawned", of=(RankState("TP0"),), age=9.0),
+            "working: starting its processes, last progress 9s ago",
+        ),
+        (server("a", "idle"), "idle for 6m40s"),
+        (
+            stalled(),
+            "stalled (idle_wait) for 6m41s in post_load: every thread is asleep, "
+            "on each of 8 GPUs 76 to 77 GiB held, 0 % used, waiting for TP3, last progress 7m18s ago",
+        ),
+        (unknown(), "unknown (unreadable) for 6m40s in spawned: the evidence cannot be read"),
+    ],
+)
+def test_the_verdict_is_told_in_words(told: ServerReport, expected: str) -> None:
+    assert said(told) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(1, "TP0"), (2, "TP0 and TP1"), (3, "TP0, TP1 and TP2"), (7, "TP0, TP1, TP2 and 4 more")],
+)
+def test_no_more_names_are_told_than_one_can_read(number: int, expected: str) -> None:
+    assert names([{"rank": f"TP{each}"} for each in range(number)]) == expected
+
+
+def test_a_summary_counts_what_needs_a_person_first() -> None:
+    assert counts(document(node(5))["servers"]) == (
+        "5 inference servers on this node: 1 stalled, 1 failed, 1 unknown, 1 slow, 1 working."
+    )
+    assert counts(document(report_of([server("a")]))["servers"]) == "1 inference server on this node: 1 working."
 
 
 # --- routes ------------------------------------------------------------------------------------------------
@@ -280,14 +446,14 @@ def test_healthy_and_ready_depend_on_the_process_alone(serve: Serve, published: 
     assert ask(old, "/-/ready")[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/report"])
+@pytest.mark.parametrize("path", ["/metrics", "/", "/live", "/api/v1/report"])
 def test_before_the_first_report_there_is_nothing_to_serve(serve: Serve, clock: Clock, path: str) -> None:
     status, _, body = ask(serve(Published(TICK, clock)), path)
 
     assert (status, body) == (503, b"no report yet: the first tick has not finished\n")
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/report"])
+@pytest.mark.parametrize("path", ["/metrics", "/", "/live", "/api/v1/report"])
 def test_an_old_report_is_never_served_as_new(serve: Serve, clock: Clock, path: str) -> None:
     running = serve()
     clock.now += 3 * TICK

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from .assets import CONTENT_POLICY
 from .published import Body, Pages, Published
 
 TEXT = "text/plain; charset=utf-8"
-
-_CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,7 @@ class App:
         self._reload = reload
         self._routes: dict[str, Callable[[Request], Response]] = {
             "/": lambda request: self._page(request, lambda pages: pages.html(telemetry_path)),
+            "/live": lambda request: self._page(request, Pages.live),
             "/api/v1/report": lambda request: self._page(request, Pages.json),
             "/-/healthy": lambda request: plain(200, "stallwatch is healthy"),
             "/-/ready": self._ready,
@@ -91,7 +91,8 @@ class App:
             ("Vary", "Accept, Accept-Encoding"),
             ("Cache-Control", "no-store"),
             ("X-Content-Type-Options", "nosniff"),
-            ("Content-Security-Policy", _CONTENT_POLICY),
+            ("Referrer-Policy", "no-referrer"),
+            ("Content-Security-Policy", CONTENT_POLICY),
         ]
         if qualities(request.headers.get("accept-encoding", "")).get("gzip", 0.0) > 0:
             return Response(200, body.content_type, body.gzipped, (*headers, ("Content-Encoding", "gzip")))

@@ -1,62 +1,71 @@
-"""The page for people at `/`: the document of `check` as HTML.  Nothing external, no script, all escaped."""
+"""The page for people at `/`, and its part that a browser asks for anew every tick.  Nothing external, all escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from html import escape
 
 from .. import __version__
-from ..presentation import (
-    BAD_STATES,
-    EPISODE_STATES,
-    Document,
-    by_severity,
-    cell,
-    is_waited_for,
-    moment,
-    rank_columns,
-    verdict_words,
-)
-
-_STYLE = """
-:root{color-scheme:light dark}
-body{font:1rem/1.5 system-ui,sans-serif;margin:1.5rem auto;max-width:75rem;padding:0 1rem}
-table{border-collapse:collapse;width:100%}
-th,td{text-align:left;vertical-align:top;padding:.35rem .75rem .35rem 0;border-bottom:1px solid #8886}
-.bad{font-weight:bold}
-summary{padding:.35rem 0}
-details td,details th{white-space:nowrap}
-.scroll{overflow-x:auto}
-"""
-
-_COLUMNS = ("Server", "Verdict", "Since", "Framework", "Model", "Ranks alive")
+from ..presentation import BAD_STATES, Document, by_severity, moment
+from .assets import SCRIPT, STYLE
+from .changes import Change
+from .log_facts import ServerLogs
+from .server_part import key, server_part
+from .words import counts, sentence
 
 
-def html(report: Document, telemetry_path: str = "/metrics") -> str:
-    """The whole page of one document."""
-    servers = by_severity(report["servers"])
-    table = _table(_COLUMNS, map(_row, servers)) if servers else ""
-    ranks = "\n".join(_ranks(server) for server in servers if server["ranks"])
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the page shows beside the document."""
+
+    logs: Mapping[str, ServerLogs] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+    tick_seconds: float = 5.0
+
+
+NOTHING_BESIDE = Beside()
+
+
+def html(report: Document, telemetry_path: str = "/metrics", beside: Beside = NOTHING_BESIDE) -> str:
+    """The whole page of one document.  Its links are relative: it may stand behind a proxy, under any path."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <title>{escape(_title(report))}</title>
-<style>{_STYLE}</style>
+<style>{STYLE}</style>
 </head>
 <body>
+<header id="top"><h1>stallwatch</h1>
+<p id="status" role="status">{escape(counts(report["servers"]))}</p>
+<button id="pause" type="button" hidden>Pause</button></header>
 <main>
-<h1>stallwatch</h1>
-<p>{escape(_summary(report))}</p>
-{table}
-{ranks}
-<p><a href="{escape(telemetry_path)}">metrics</a> · <a href="/api/v1/report">report as JSON</a> ·
-stallwatch {escape(__version__)}</p>
+<p id="old" role="alert" hidden></p>
+<noscript><p>Without JavaScript this page stands still: <a href="">load it again</a>.</p></noscript>
+{live(report, beside)}
 </main>
+<footer><p><a href="{escape(telemetry_path.lstrip("/"))}">metrics</a> · <a href="api/v1/report">report as JSON</a> ·
+stallwatch {escape(__version__)}</p></footer>
+<script>{SCRIPT}</script>
 </body>
 </html>
 """
+
+
+def live(report: Document, beside: Beside = NOTHING_BESIDE) -> str:
+    """What changes with each report.  Its attributes hold what stands outside of it: title and summary."""
+    servers = by_severity(report["servers"])
+    now = report.get("timestamp") or 0.0
+    parts = "\n".join(server_part(server, beside.logs.get(server["server"]), now) for server in servers)
+    return f"""<div id="live" data-tick="{beside.tick_seconds:g}" data-title="{escape(_title(report))}" \
+data-summary="{escape(counts(servers))}">
+<p class="soft">As of <time>{moment(report.get("timestamp"))}</time></p>
+{_overview(servers)}
+<div id="servers">{parts}</div>
+{_changes(beside.changes)}
+</div>"""
 
 
 def _title(report: Document) -> str:
@@ -64,49 +73,48 @@ def _title(report: Document) -> str:
     return f"{bad} stalled or failed - stallwatch" if bad else "stallwatch"
 
 
-def _summary(report: Document) -> str:
-    count = len(report["servers"])
-    what = "1 inference server" if count == 1 else f"{count or 'no'} inference servers"
-    return f"{what} on this node, as of {moment(report.get('timestamp'))}."
+_HEADS = ("Server", "Verdict", "Ranks alive", "Since", "Framework", "Model")
+"""On a phone the last four go: the verdict needs the room, and each server's own part says the rest."""
+
+
+def _overview(servers: list[Document]) -> str:
+    if not servers:
+        return ""
+    heads = "".join(f"<th scope=col>{head}" for head in _HEADS)
+    rows = "\n".join(map(_row, servers))
+    return f"""<table id=all>
+<thead><tr>{heads}
+<tbody>
+{rows}
+</table>"""
 
 
 def _row(server: Document) -> str:
     alive = "?" if server["ranks_alive"] is None else server["ranks_alive"]
-    cells = (
-        verdict_words(server),
+    rest = (
+        f"{alive} of {server['ranks_expected']}",
         moment(server["since"]),
         f"{server['framework']} {server['version']}".strip(),
         server["model"],
-        f"{alive} of {server['ranks_expected']}",
     )
-    kind = ' class="bad"' if server["state"] in BAD_STATES else ""
-    rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr{kind}><th scope="row">{escape(server["server"])}</th>{rest}</tr>'
+    cells = "".join(f"<td>{escape(each)}" for each in rest)
+    name = f"<a href=#s{key(server)}>{escape(server['server'])}</a>"
+    return (
+        f"<tr id=r{key(server)} class={server['state']}><th scope=row>{name}"
+        f"<td class=v>{escape(sentence(server))}{cells}"
+    )
 
 
-def _table(columns: Iterable[str], rows: Iterable[str]) -> str:
-    """Headings, which are our own words, above rows that are escaped already."""
-    heads = "".join(f'<th scope="col">{column}</th>' for column in columns)
-    body = "\n".join(rows)
-    return f"""<div class="scroll"><table>
-<thead><tr>{heads}</tr></thead>
-<tbody>
-{body}
-</tbody>
-</table></div>"""
+def _changes(changes: tuple[Change, ...]) -> str:
+    """The last changes of verdict; the ones before stand in the log of stallwatch and in Prometheus."""
+    rows = "\n".join(f"<li><span>{moment(each.timestamp)}</span> {escape(_change(each))}</li>" for each in changes)
+    body = f"<ul>\n{rows}\n</ul>" if rows else "<p>None since stallwatch was started.</p>"
+    return f'<section id="changes"><h2>Last changes of verdict</h2>\n{body}</section>'
 
 
-def _ranks(server: Document) -> str:
-    """The table of its ranks, as `check` prints it; open where a person may have to look."""
-    columns = rank_columns(server["ranks"])
-    is_open = " open" if server["state"] in EPISODE_STATES else ""
-    table = _table(columns, (_rank_row(rank, columns, server) for rank in server["ranks"]))
-    return f"<details{is_open}><summary>Ranks of {escape(server['server'])}</summary>\n{table}</details>"
-
-
-def _rank_row(rank: Document, columns: tuple[str, ...], server: Document) -> str:
-    is_named = is_waited_for(rank, server)
-    name, *rest = (escape(cell(column, rank)) for column in columns)
-    cells = "".join(f"<td>{text}</td>" for text in rest)
-    kind, whom = (' class="bad"', " (waited for)") if is_named else ("", "")
-    return f'<tr{kind}><th scope="row">{name}{whom}</th>{cells}</tr>'
+def _change(change: Change) -> str:
+    if change.now is None:
+        return f"{change.server}: not shown any more, was {change.before}"
+    if change.before is None:
+        return f"{change.server}: found, {change.now}"
+    return f"{change.server}: {change.now}, was {change.before}"
