@@ -556,6 +556,21 @@ def test_a_strong_channel_needs_every_card_and_an_ambiguous_one_any() -> None:
     assert set(node.channels().values()) == {True}
 
 
+def test_what_cannot_be_read_of_a_rank_is_what_any_card_of_it_does_not_say() -> None:
+    node = Node()
+    figures = {"used": 1e9, "util": 0.0, "receive": 0.0, "dram": 0.0}
+    ties = (tie("TP0", "GPU-0"), tie("TP1", "GPU-1"), tie("TP1", "GPU-2"))
+    node.looks(2, *ties, *(reading for gpu in ("GPU-0", "GPU-1") for reading in card(gpu, **figures)))
+    without = node.cards.unread("s", node.at)
+
+    node.looks(2, *ties, *card("GPU-2", **figures), held(3, "TP0", "GPU-1", server="other"))
+    shared = node.cards.unread("s", node.at)
+
+    assert without == {"TP0": frozenset(), "TP1": frozenset(("gpu_memory", "gpu_bus", "gpu_power"))}
+    assert shared["TP1"] == without["TP1"], "somebody else is on one of its cards"
+    assert node.cards.unread("other", node.at) == {"TP0": frozenset(("gpu_bus", "gpu_power"))}
+
+
 def test_figures_and_ties_of_different_collectors_come_together() -> None:
     node = Node()
     for number in range(4):

@@ -92,6 +92,16 @@ def test_the_rank_whose_progress_is_older_by_more_than_a_window_is_named(age: fl
     assert named(*two(progress_age=age)) == expected
 
 
+def test_a_rank_whose_gpu_is_read_worse_than_the_others_is_not_named_by_its_progress() -> None:
+    """It may have moved as late as they did, where nobody sees it: somebody else is on its card."""
+    other, behind = two(progress_age=900.0)
+    shared = frozenset(("gpu_bus", "gpu_power"))
+
+    assert named(other, behind) == named(replace(other, unread=shared), behind) == "TP1"
+    assert named(replace(other, unread=shared), replace(behind, unread=shared)) == "TP1"
+    assert named(other, replace(behind, unread=shared)) is None
+
+
 # --- dead and missing ones -----------------------------------------------------------------------------------
 
 

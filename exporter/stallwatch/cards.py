@@ -29,6 +29,8 @@ _MOVES: Mapping[str, Callable[[Card, float, float], bool]] = {
 }
 """Channel -> whether the card's own figures moved (card, time, window)."""
 
+_STRONG_MOVES = tuple(channel for channel in _MOVES if channel not in AMBIGUOUS_CHANNELS)
+
 _READABLE: Mapping[str, Callable[[Card, float], bool]] = {
     "gpu_memory": lambda card, now: card.reads(now, (signals.GPU_MEMORY_USED.name,)),
     "gpu_bus": lambda card, now: card.reads(now, PCIE),
@@ -208,6 +210,15 @@ class Cards:
             return None
         readable = [self._is_readable(card, server, channel, now) for card in self._present(server, now)]
         return any(readable) if channel in AMBIGUOUS_CHANNELS else bool(readable) and all(readable)
+
+    def unread(self, server: str, now: float) -> dict[str, frozenset[str]]:
+        """Rank -> the strong channels in which a card of it cannot be read, or not for this server."""
+        found: dict[str, frozenset[str]] = {}
+        for card in self._present(server, now):
+            unread = frozenset(each for each in _STRONG_MOVES if not self._is_readable(card, server, each, now))
+            for rank in card.ranks_of(server, now):
+                found[rank] = found.get(rank, frozenset()) | unread
+        return found
 
     @staticmethod
     def _is_readable(card: Card, server: str, channel: str, now: float) -> bool:

@@ -327,3 +327,30 @@ def owed_at(stage: Stage, power: float = 152.0) -> None:
     stage.run(600)
     counts_tokens(server, 50, 4000, 0.1)
     return stage.run(60)
+
+
+def one_card_shared(stage: Stage, stops: bool = True) -> None:
+    """Somebody else is on the card of TP3: its work is not seen, that of its siblings is.  Then none of them works.
+
+    Nothing tells the ranks apart, so none is named.  The twin goes on after a minute and a half.
+    """
+    server = vllm(stage, 4)
+    known_cards(server)
+    server.cards[3].tenant = 8e9
+    serving(stage, server)
+    owes(server, 0)
+    counts_tokens(server)
+    rests(server)
+    stage.run(120)
+    owes(server, 4)
+    counts_tokens(server, 80, 120, 0.2)
+    cards_do(server, 330, 0.8, 0.5)
+    stage.run(150)
+    counts_tokens(server)
+    cards_do(server, 122, 0.0)
+    if stops:
+        return stands_still(server, WEDGED)
+    stage.run(90)
+    counts_tokens(server, 80, 120, 0.2)
+    cards_do(server, 330, 0.8, 0.5)
+    return stage.run(150)

@@ -34,6 +34,7 @@ class RankEvidence:
     disk_age: float | None = None
     traced: bool = False  # a debugger is attached
     is_engine: bool = False
+    unread: frozenset[str] = frozenset()  # strong channels of its GPUs that cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
     startup, server, window = timeline.startup, timeline.server, thresholds.window
     sight = sight_of(timeline, now, window)
     ready = timeline.was_ready or _is_ready(timeline, sight)
-    ranks = tuple(_rank(timeline, name, now) for name in timeline.watched_names)
+    unread = timeline.cards.unread(timeline.name, now) if timeline.cards is not None else {}
+    ranks = tuple(_rank(timeline, name, now, unread.get(name, frozenset())) for name in timeline.watched_names)
     missing, missing_names = _missing(timeline)
     locks = _locks(timeline, now)
     timeouts = _timeouts(timeline, now)
@@ -279,7 +281,7 @@ def _cpu_readable(timeline: ServerTimeline, sight: Sight) -> bool:
     return bool(tracks) and all(track is not None and track.is_readable(sight.now) for track in tracks)
 
 
-def _rank(timeline: ServerTimeline, name: str, now: float) -> RankEvidence:
+def _rank(timeline: ServerTimeline, name: str, now: float, unread: frozenset[str]) -> RankEvidence:
     waits = timeline.waits.get(name)
     if waits is not None and not waits.is_fresh(now):
         waits = None
@@ -296,6 +298,7 @@ def _rank(timeline: ServerTimeline, name: str, now: float) -> RankEvidence:
         disk_age=_age(now, waits.disk_since) if waits else None,
         traced=traced is not None and traced.value == 1 and traced.is_fresh(now),
         is_engine=name.startswith("engine"),
+        unread=unread,
     )
 
 

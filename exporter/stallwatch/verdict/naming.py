@@ -61,8 +61,12 @@ def _shared(inside: Mapping[str, frozenset[str | None]], rank: str) -> frozenset
 
 
 def _oldest_progress(ranks: list[RankEvidence], behind: list[str], window: float) -> str | None:
-    """The one whose progress is older than everybody else's by more than one window."""
+    """The one whose progress is older than everybody else's by more than one window.
+
+    Not of a rank whose GPU is read worse than another's: it may have moved as late as all the others, unseen.
+    """
     known = sorted((r.progress_age, r.rank) for r in ranks if r.progress_age is not None)
     if len(known) < len(ranks) or known[-1][0] - known[-2][0] <= window:
         return None
-    return known[-1][1] if known[-1][1] in behind else None
+    name, unread = known[-1][1], {rank.rank: rank.unread for rank in ranks}
+    return name if name in behind and all(unread[name] <= each for each in unread.values()) else None
