@@ -371,6 +371,8 @@ CASES: Mapping[str, Play] = {
     "instance-loads": partial(gpus.instances, loads=True),
     "owed-at-learned-idle-power": gpus.owed_at,
     "owed-at-620-w": partial(gpus.owed_at, power=620.0),
+    "one-card-shared-hangs": gpus.one_card_shared,
+    "one-card-shared": partial(gpus.one_card_shared, stops=False),
 }
 
 OF_HOURS = {
