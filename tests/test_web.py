@@ -30,7 +30,7 @@ from page_node import HOSTILE, NOW, failed, logs_of, node, ranks, report_of, ser
 from stallwatch.descriptors import Shares
 from stallwatch.model import GpuState, RankState, Report, ServerReport, Signal, Verdict
 from stallwatch.presentation import document, verdict_words
-from stallwatch.web import Deadlines, HttpServer, ListenError, Published, serve_http
+from stallwatch.web import Access, Deadlines, HttpServer, ListenError, Published, serve_http
 from stallwatch.web.addresses import listen, split_address
 from stallwatch.web.app import wants_openmetrics
 from stallwatch.web.changes import MOST_CHANGES, Change, Changes
@@ -297,6 +297,15 @@ def test_the_ranks_of_a_server_that_is_well_are_folded_and_none_is_marked(report
     assert "waited for" not in page
 
 
+def test_the_part_of_a_server_says_what_a_phone_has_no_column_for() -> None:
+    slow_part, idle_part = html(document(report_of([server("b", "idle"), slow("a")]))).split("<details")[1:]
+
+    about = "<dt>about<dd>vllm 0.5.9, org/model-547b, 8 of 8 ranks alive, slow since 2023-11-14T22:16:31Z"
+    assert f"{about}<dt>phase<dd>post_load since 2023-11-14T22:14:51Z, slow after 10m" in slow_part
+    assert "<dt>about<dd>sglang 0.5.9, org/model-547b, ? of 1 ranks alive, idle since 2023-11-14T22:15:01Z" in idle_part
+    assert "<dt>phase" not in idle_part
+
+
 def test_channels_and_logs_are_told_with_their_ages() -> None:
     report = report_of([failed("a"), server("b")])
 
@@ -321,12 +330,12 @@ def test_the_last_changes_of_verdict_are_told_the_newest_first() -> None:
     assert changes.hear(told[1]) == (Change(NOW + 5, "a", "stalled (idle_wait)", "working"),)
     after = changes.hear(told[2])
     assert changes.hear(told[2]) == after
-    assert after[:2] == (Change(NOW + 10, "c", "working", None), Change(NOW + 10, "b", None, "working"))
+    assert after[:2] == (Change(NOW + 10, "b", None, "working"), Change(NOW + 10, "c", "working", None))
 
     page = html(document(told[2]), beside=Beside(changes=after))
     assert re.findall(r"<li><span>[^<]*:(\d\d)Z</span> ([^<]+)</li>", page) == [
-        ("51", "c: found, working"),
         ("51", "b: not shown any more, was working"),
+        ("51", "c: found, working"),
         ("46", "a: stalled (idle_wait), was working"),
     ]
     assert "None since stallwatch was started" not in page
@@ -718,7 +727,7 @@ def test_tls_is_spoken_where_it_is_asked_for(serve: Serve, tmp_path: Path) -> No
     ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     ours.load_cert_chain(certificate, key)
     theirs.load_verify_locations(certificate)
-    running = serve(tls=ours)
+    running = serve(access=lambda: Access(ours))
 
     with connect(running) as raw, theirs.wrap_socket(raw, server_hostname="localhost") as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

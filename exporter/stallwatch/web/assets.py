@@ -6,10 +6,10 @@ from base64 import b64encode
 from hashlib import sha256
 
 STYLE = """
-:root{color-scheme:light dark;--page:#fff;--text:#1a1c1e;--soft:#565c63;--line:#c9ced4;--chip:#eceff2;--load:#b9d4f5;
+:root{color-scheme:light dark;--page:#fff;--text:#1a1c1e;--soft:#565c63;--line:#c9ced4;--chip:#eceff2;--load:#c6dcf7;
 --bad:#b3001b;--warn:#8a5000;--good:#1c6b32;--link:#0a4fb3}
 @media(prefers-color-scheme:dark){:root{--page:#14171a;--text:#e6e8ea;--soft:#a8b0b8;--line:#3c444c;--chip:#242a30;
---load:#23456e;--bad:#ff8b8b;--warn:#f2b45c;--good:#7fd494;--link:#8fbcff}}
+--load:#1d3a5e;--bad:#ff8b8b;--warn:#f2b45c;--good:#7fd494;--link:#8fbcff}}
 body{font:1rem/1.5 system-ui,sans-serif;margin:1.25rem auto;max-width:78rem;padding:0 1rem;background:var(--page);
 color:var(--text)}
 h1{font-size:1.4rem;margin:0}
@@ -23,7 +23,10 @@ a{color:var(--link)}
 .soft,footer{color:var(--soft);font-size:.875rem}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;vertical-align:top;padding:.35rem .75rem .35rem 0;border-bottom:1px solid var(--line)}
-td,th a,li{overflow-wrap:anywhere}
+td,th a,li,summary{overflow-wrap:anywhere}
+#all th:first-child{min-width:7rem}
+#all td:nth-child(4){white-space:nowrap}
+#changes{margin-top:1.25rem}
 .v::before{display:inline-block;width:1.5em;font-weight:bold}
 .stalled .v::before{content:"\\25A0";content:"\\25A0"/""}
 .failed .v::before{content:"\\2716";content:"\\2716"/""}

@@ -32,7 +32,7 @@ class Changes:
         """The changes up to `report`, the newest first.  What the first report says is no change."""
         now = {each.server.name: _said(each.verdict.state, each.verdict.reason) for each in report.servers}
         before = now if self._last is None else self._last
-        for name in sorted(now.keys() | before.keys()):
+        for name in sorted(now.keys() | before.keys(), reverse=True):
             if now.get(name) != before.get(name):
                 change = Change(report.timestamp, printable(name), now.get(name), before.get(name))
                 self._changes.appendleft(change)

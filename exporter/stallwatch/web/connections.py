@@ -15,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import cast
+from typing import Protocol, cast
 from urllib.parse import unquote
 
 import h11
 
 from .app import App, Request, Response, Slow, plain
+from .passwords import Doubt, Gate, Settled
 
 _MAX_HEAD_BYTES = 16 << 10
 _MAX_BODY_BYTES = 64 << 10
@@ -45,19 +46,26 @@ class Deadlines:
 DEADLINES = Deadlines()
 
 
+class Client(Protocol):
+    """What holds a socket: a Connection, or one that is still in its handshake."""
+
+    def abort(self) -> None: ...
+
+
 class Clients:
     """The open connections, and the limits they share."""
 
     def __init__(
-        self, app: App, max_requests: int, deadlines: Deadlines, loop: asyncio.AbstractEventLoop, most: int
+        self, app: App, gate: Gate, max_requests: int, deadlines: Deadlines, loop: asyncio.AbstractEventLoop, most: int
     ) -> None:
         self.loop = loop
         self._most = most
         self.deadlines = deadlines
         self._app = app
+        self._gate = gate
         self._max_requests = max_requests
-        self._waiting: dict[Connection, None] = {}  # the longest waiting first
-        self._answering: set[Connection] = set()
+        self._waiting: dict[Client, None] = {}  # the longest waiting first
+        self._answering: set[Client] = set()
         self._slow = threading.Lock()
         self._is_closed = False
 
@@ -73,11 +81,11 @@ class Clients:
         oldest.abort()
         return True
 
-    def wait(self, connection: Connection) -> None:
+    def wait(self, connection: Client) -> None:
         self.leave(connection)
         self._waiting[connection] = None
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Client) -> None:
         self._waiting.pop(connection, None)
         self._answering.discard(connection)
 
@@ -87,15 +95,26 @@ class Clients:
         for connection in (*self._waiting, *self._answering):
             connection.abort()
 
-    def begin(self, connection: Connection) -> None:
+    def begin(self, connection: Client) -> None:
         self.leave(connection)
         self._answering.add(connection)
 
-    def answer(self, request: Request) -> Response | Slow:
-        """The app's answer, or 503 if `request` is one more than may be in flight."""
-        if 0 < self._max_requests < len(self._answering) and request.path not in ALWAYS_ANSWERED:
+    def answer(self, request: Request) -> Response | Slow | Doubt:
+        """The app's answer, 503 if `request` is one more than may be in flight, 401, or a password to check.
+
+        Those whose password is being checked are not in flight: guesses must not use up what honest clients need.
+        """
+        in_flight = len(self._answering) - self._gate.waiting
+        if 0 < self._max_requests < in_flight and request.path not in ALWAYS_ANSWERED:
             return plain(503, f"more than {self._max_requests} requests in flight")
-        return self._app.answer(request)
+        judged = self._gate.judge(request)
+        return self._app.answer(request) if judged is None else judged
+
+    def settle(self, doubt: Doubt, settled: Settled) -> None:
+        self._gate.settle(doubt, settled)
+
+    def dressed(self, headers: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        return self._gate.dressed(headers)
 
     def run_slow(self, make: Slow, done: Callable[[Response], None]) -> None:
         """Run `make` on a thread of its own, one at a time; `done` is called with its answer on this loop."""
@@ -137,6 +156,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._wait(self._clients.deadlines.request)
+        self._advance()  # over TLS the first bytes can come with the end of the handshake, before we are told
 
     def data_received(self, data: bytes) -> None:
         if self._idle:
@@ -211,16 +231,28 @@ class Connection(asyncio.Protocol):
         return False
 
     def _answer(self) -> None:
-        """A bug in making the answer is not caught here: the client gets 500, asyncio logs it."""
         self._begin()
-        answer: Response | Slow = INTERNAL_ERROR
+        self._respond()
+
+    def _respond(self) -> None:
+        """A bug in making the answer is not caught here: the client gets 500, asyncio logs it."""
+        answer: Response | Slow | Doubt = INTERNAL_ERROR
         try:
             answer = self._clients.answer(self._request)
         finally:
             if isinstance(answer, Response):
                 self._send(answer)
+            elif isinstance(answer, Doubt):
+                self._clients.settle(answer, self._settled)
             else:
                 self._clients.run_slow(answer, self._send)
+
+    def _settled(self, refusal: Response | None) -> None:
+        """The password was checked; a right one is known now, so that the question is asked once more."""
+        if refusal is not None:
+            self._send(refusal)
+        elif self._transport is not None and not self._transport.is_closing():
+            self._respond()
 
     def _begin(self) -> None:
         """Nothing more is read until the answer is gone: what a client sends ahead must not pile up."""
@@ -251,7 +283,7 @@ class Connection(asyncio.Protocol):
             ("Date", formatdate(usegmt=True)),
             ("Content-Type", response.content_type),
             ("Content-Length", str(len(response.body))),
-            *response.headers,
+            *self._clients.dressed(response.headers),
         ]
         head = h11.Response(status_code=response.status, headers=headers, reason=_PHRASES[response.status])
         parts = [self._http.send(head)]

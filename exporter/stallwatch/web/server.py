@@ -6,16 +6,18 @@ import asyncio
 import errno
 import logging
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..descriptors import Shares, shares
+from .access import EVERYBODY, Access
 from .addresses import ListenError, address_text, listen
 from .app import App, Reload
 from .connections import DEADLINES, Clients, Connection, Deadlines
+from .handshake import Handshake
+from .passwords import Gate
 from .published import Published
 
 MAX_REQUESTS = 40  # as node_exporter
@@ -35,7 +37,7 @@ def serve_http(
     telemetry_path: str = "/metrics",
     max_requests: int = MAX_REQUESTS,
     reload: Reload | None = None,
-    tls: ssl.SSLContext | None = None,
+    access: Callable[[], Access] = lambda: EVERYBODY,
     deadlines: Deadlines = DEADLINES,
     room: Shares | None = None,
 ) -> HttpServer:
@@ -43,6 +45,7 @@ def serve_http(
 
     An address is `HOST:PORT`, `[IPV6]:PORT` or `:PORT` (all of this machine's); port 0 is any free one.
     `reload` None: `/-/reload` is refused.  It runs on a thread of its own, since it may wait for a file.
+    `access`: who is let in; asked for each connection and each request.
     `max_requests`: answers in flight beyond which others get 503; 0 = no limit.
     `room`: descriptors for clients; by default our share of what this process may open.
     ListenError when an address is malformed, taken or not ours; then nothing is left open.
@@ -55,8 +58,9 @@ def serve_http(
         for each in sockets:
             each.close()
         raise
-    server = HttpServer(App(published, telemetry_path, reload), sockets, max_requests, deadlines, room or shares())
-    server.start(sockets, tls)
+    app = App(published, telemetry_path, reload)
+    server = HttpServer(app, access, sockets, max_requests, deadlines, room or shares())
+    server.start(sockets)
     return server
 
 
@@ -64,27 +68,36 @@ class HttpServer:
     """A running server: `addresses` it is bound to, and `stop`.  Made by `serve_http`."""
 
     def __init__(
-        self, app: App, sockets: Sequence[socket.socket], max_requests: int, deadlines: Deadlines, room: Shares
+        self,
+        app: App,
+        access: Callable[[], Access],
+        sockets: Sequence[socket.socket],
+        max_requests: int,
+        deadlines: Deadlines,
+        room: Shares,
     ) -> None:
         self.addresses: tuple[str, ...] = tuple(map(address_text, sockets))
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(LoopErrors())
         self._backlog = room.accepted  # also how many asyncio accepts before it looks at one of them
-        self._clients = Clients(app, max_requests, deadlines, self._loop, room.connections)
+        self._access = access
+        gate = Gate(access, self._loop.call_soon_threadsafe)
+        self._clients = Clients(app, gate, max_requests, deadlines, self._loop, room.connections)
         self._listeners: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
-    def start(self, sockets: Iterable[socket.socket], tls: ssl.SSLContext | None) -> None:
+    def start(self, sockets: Iterable[socket.socket]) -> None:
         for each in sockets:
-            listening = self._loop.create_server(
-                lambda: Connection(self._clients),
-                sock=each,
-                ssl=tls,
-                backlog=self._backlog,
-                ssl_handshake_timeout=self._clients.deadlines.request if tls else None,
-            )
+            listening = self._loop.create_server(self._client, sock=each, backlog=self._backlog)
             self._listeners.append(self._loop.run_until_complete(listening))
         self._thread.start()
+
+    def _client(self) -> asyncio.Protocol:
+        """Who speaks to a new client."""
+        access = self._access()
+        if access.tls is None:
+            return Connection(self._clients)
+        return Handshake(self._clients, access, access.tls)
 
     def stop(self) -> None:
         """Close the sockets and every connection, and end the thread; returns within two seconds."""

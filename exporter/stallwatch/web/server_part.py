@@ -9,7 +9,7 @@ from html import escape
 from ..model import CHANNEL_STATES, PHASES
 from ..presentation import EPISODE_STATES, Document, cell, duration, is_waited_for, moment, rank_columns
 from .log_facts import LogFacts, ServerLogs
-from .words import percent
+from .words import about, percent, phase_words
 
 _NO_LOGS = ServerLogs()
 
@@ -30,7 +30,7 @@ def server_part(server: Document, logs: ServerLogs | None, now: float) -> str:
     parts = (
         _facts(_where(server)),
         _ranks(server),
-        _facts((*_channels(server), *_logs(logs or _NO_LOGS, now), *_deadlines(server))),
+        _facts((*_about(server), *_channels(server), *_logs(logs or _NO_LOGS, now), *_deadlines(server))),
         f"<ul>{advice}</ul>" if advice else "",
     )
     body = "\n".join(filter(None, parts))
@@ -92,7 +92,13 @@ def _rank_row(rank: Document, columns: Sequence[str], server: Document) -> str:
     return f"<tr{kind}><th scope=row>{name}{whom}{cells}"
 
 
-# --- channels, logs, time-outs -----------------------------------------------------------------------------
+# --- what it is, channels, logs, time-outs -----------------------------------------------------------------
+
+
+def _about(server: Document) -> Iterator[tuple[str, str]]:
+    yield "about", escape(about(server))
+    if not server["ready"]:
+        yield "phase", escape(phase_words(server))
 
 
 def _channels(server: Document) -> Iterator[tuple[str, str]]:
@@ -104,7 +110,7 @@ def _channels(server: Document) -> Iterator[tuple[str, str]]:
 
 def _channel(channel: Document) -> str:
     age = channel["age_seconds"]
-    return channel["channel"] + ("" if age is None else f" {duration(age)} ago")
+    return str(channel["channel"]) + ("" if age is None else f" {duration(age)} ago")
 
 
 def _logs(logs: ServerLogs, now: float) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..model import PHASES, STRONG_CHANNELS
-from ..presentation import EPISODE_STATES, SEVERITY, Document, duration, verdict_words
+from ..presentation import EPISODE_STATES, SEVERITY, Document, duration, moment, verdict_words
 
 PHASE_WORDS = {
     "spawned": "starting its processes",
@@ -69,6 +69,25 @@ def _start(server: Document, late: Sequence[Document]) -> str:
     if phase == "loading_weights" and shares:
         words += f", {'at least ' if len(late) > 1 else ''}{percent(min(shares))} read"
     return words
+
+
+def about(server: Document) -> str:
+    """`vllm 0.11.0, org/model, 8 of 8 ranks alive, slow since 2023-11-14T22:16:31Z`."""
+    alive = "?" if server["ranks_alive"] is None else server["ranks_alive"]
+    facts = (
+        f"{server['framework']} {server['version']}".strip(),
+        server["model"],
+        f"{alive} of {server['ranks_expected']} ranks alive",
+        f"{server['state']} since {moment(server['since'])}",
+    )
+    return ", ".join(filter(None, facts))
+
+
+def phase_words(server: Document) -> str:
+    """`post_load since 2023-11-14T22:14:51Z, slow after 10m`."""
+    budget = server.get("phase_budget_seconds")
+    slow = "" if budget is None else f", slow after {duration(budget)}"
+    return f"{server['phase']} since {moment(server.get('phase_since'))}{slow}"
 
 
 def names(ranks: Sequence[Document]) -> str:
