@@ -41,7 +41,7 @@ from stallwatch.model import (
     SourceHealth,
     Verdict,
 )
-from stallwatch.web import Published, serve_http
+from stallwatch.web import Access, Published, serve_http
 from stallwatch.web.published import Body
 
 SERVERS, RANKS = 8, 8
@@ -126,7 +126,7 @@ def serve(folder: str | None) -> None:
     published = Published(TICK_SECONDS, time.monotonic)
     one = report()
     published.publish(one)
-    server = serve_http(published, ["127.0.0.1:0"], tls=tls)
+    server = serve_http(published, ["127.0.0.1:0"], access=lambda: Access(tls))
     print(server.addresses[0], flush=True)
     while not select.select([sys.stdin], [], [], TICK_SECONDS)[0]:
         published.publish(replace(one, timestamp=time.time(), monotonic=time.monotonic()))

@@ -104,9 +104,10 @@ ALLOWED: Mapping[str, str] = {
     "verdict": "model config",
     "verdict.channels": "model signals server_timeline tracks",
     "verdict.evidence": "model config signals server_timeline tracks cards verdict.channels",
-    "episodes": "model config server_timeline timeline deadlines verdict.*",
+    "restarts": "model config",
+    "episodes": "model config server_timeline timeline deadlines restarts verdict.*",
     "poller": "model signals config sources",
-    "kept": "model signals startup tracks server_timeline timeline deadlines episodes",
+    "kept": "model signals startup tracks server_timeline timeline deadlines restarts episodes",
     "memory": "model signals tracks idle_power cards server_timeline timeline episodes kept",
     "state_file": "",
     "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline deadlines verdict.*"
@@ -115,7 +116,7 @@ ALLOWED: Mapping[str, str] = {
     "exposition": ". model signals config printable",
     "gpu_words": "model printable",
     "presentation": "model printable gpu_words",
-    "web": ". model descriptors config printable exposition presentation",
+    "web": ". model descriptors config strict_yaml printable exposition presentation",
     # On top of all.
     "log_format": "",
     "parse_input": "printable strict_yaml sources.log_decode",
@@ -144,6 +145,7 @@ ALLOWED: Mapping[str, str] = {
 OUTSIDE: Mapping[str, str] = {
     # Names from other distributions -> the only modules that may import them.
     "ahocorasick_rs": "sources.log_search",
+    "bcrypt": "web.passwords",
     "h11": "web.*",
     "prometheus_client": "exposition sources.endpoints",
     "pynvml": "sources.nvml",

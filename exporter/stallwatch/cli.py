@@ -179,6 +179,9 @@ def _add_serve(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
         metavar="N",
         help="answers at once; 0 = no limit",
     )
+    add_flag(
+        parser, "--web.config.file", environ, metavar="FILE", help="TLS, users and headers (exporter-toolkit's form)"
+    )
     add_switch(parser, "--web.enable-lifecycle", environ, False, "allow POST /-/reload")
     add_flag(
         parser,
@@ -267,7 +270,7 @@ def _run_serve(arguments: argparse.Namespace) -> int:
 
     settings = _settings(arguments)
     if getattr(arguments, "config.check"):
-        return serve.check_config(settings)
+        return serve.check_config(settings, getattr(arguments, "web.config.file") or None)
     if arguments.once:
         return serve.serve_once(settings)
     web = serve.WebSettings(
@@ -275,6 +278,7 @@ def _run_serve(arguments: argparse.Namespace) -> int:
         telemetry_path=getattr(arguments, "web.telemetry_path"),
         max_requests=getattr(arguments, "web.max_requests"),
         enable_lifecycle=getattr(arguments, "web.enable-lifecycle"),
+        config_file=getattr(arguments, "web.config.file") or None,
     )
     return serve.serve(settings, web, getattr(arguments, "state.dir"))
 

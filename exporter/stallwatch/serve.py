@@ -20,7 +20,7 @@ from .model import Report
 from .presentation import document, verdict_line
 from .state_file import Schedule, StateWriter, open_state
 from .strict_yaml import InputError
-from .web import ListenError, Published, serve_http
+from .web import Access, ListenError, Published, Renewal, serve_http
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class WebSettings:
     telemetry_path: str = "/metrics"
     max_requests: int = 40
     enable_lifecycle: bool = False
+    config_file: str | None = None
 
 
 class Keeper:
@@ -120,7 +121,11 @@ class Speaker:
 
 
 def serve(settings: Settings, web: WebSettings, state_folder: str | None = None) -> int:
-    """Run until SIGINT or SIGTERM.  Exit code 0; 2 when an address cannot be listened on."""
+    """Run until SIGINT or SIGTERM.  Exit code 0; 2 when an address cannot be listened on.
+
+    InputError when the configuration, or that of the web, is wrong.
+    """
+    renewal = Renewal(web.config_file) if web.config_file else None
     published: list[Published] = []
     speaker = Speaker()
     keeper = Keeper(state_folder, settings.procfs)
@@ -132,7 +137,8 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
 
     daemon = make_daemon(settings, publish, memory=keeper.memory)
     published.append(Published(daemon.config.intervals.tick, time.monotonic))
-    reload = Reloading(daemon, settings, published[0])
+    reload = Reloading(daemon, settings, published[0], renewal)
+    access = renewal.current if renewal else Access
     try:
         http = serve_http(
             published[0],
@@ -140,16 +146,20 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
             telemetry_path=web.telemetry_path,
             max_requests=web.max_requests,
             reload=reload.reload if web.enable_lifecycle else None,
+            access=access,
         )
     except ListenError as error:
         print(f"stallwatch: {error}", file=sys.stderr)
         return 2
     with suppress(OSError):
         for address in http.addresses:
-            print(f"listening on http://{address.replace('[::]', 'localhost')}", flush=True)
+            scheme = "https" if access().tls else "http"
+            print(f"listening on {scheme}://{address.replace('[::]', 'localhost')}", flush=True)
     if sys.stdout.isatty() and sys.stderr.isatty():
         logging.getLogger(Daemon.__module__).setLevel(logging.WARNING)  # each verdict stands there already
     speaker.start()
+    if renewal is not None:
+        renewal.start()
     _handle_signals(daemon, reload)
     try:
         daemon.start()
@@ -162,10 +172,16 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
 
 
 class Reloading:
-    """Reads the configuration again on request; a wrong file changes nothing but is logged and exported."""
+    """Reads the configuration again on request; a wrong file changes nothing but is logged and exported.
 
-    def __init__(self, daemon: Daemon, settings: Settings, published: Published) -> None:
+    The web configuration is looked at as well, though it would be anyway.
+    """
+
+    def __init__(
+        self, daemon: Daemon, settings: Settings, published: Published, renewal: Renewal | None = None
+    ) -> None:
         self._daemon, self._settings, self._published = daemon, settings, published
+        self._renewal = renewal
         self._lock = threading.Lock()
 
     def reload(self) -> str | None:
@@ -180,7 +196,7 @@ class Reloading:
             self._daemon.reconfigure(config)
             self._published.tick_seconds = config.intervals.tick
             log.info("configuration reloaded")
-            return None
+            return self._renewal.look() if self._renewal else None
 
     def reload_in_background(self) -> None:
         threading.Thread(target=self.reload, name="reload", daemon=True).start()
@@ -203,8 +219,11 @@ def serve_once(settings: Settings) -> int:
     return 0
 
 
-def check_config(settings: Settings) -> int:
+def check_config(settings: Settings, web_config: str | None = None) -> int:
     """`--config.check`: read the configuration and say that it is right (InputError says what is not)."""
     config = read_config(settings, load_frameworks())
     print(f"{config.file or 'the built-in configuration'}: is valid")
+    if web_config is not None:
+        Renewal(web_config)
+        print(f"{web_config}: is valid")
     return 0
