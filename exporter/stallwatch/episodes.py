@@ -24,6 +24,7 @@ from .model import (
     Verdict,
     is_rank_name,
 )
+from .restarts import Restarts
 from .server_timeline import ServerTimeline, natural
 from .timeline import Timeline
 from .verdict import Evidence, gather, judge
@@ -70,6 +71,7 @@ class Episode:
     start_timestamp: float | None = None
     startup_seconds: float | None = None
     was_ready: bool = False
+    restarts: Restarts = field(default_factory=Restarts)
 
 
 @dataclass(slots=True)
@@ -156,20 +158,22 @@ class Episodes:
         if verdict.state == "gone":
             never_came = timeline.server is not None and timeline.server.starts == 0
             return age > self.retention and not never_came
-        return verdict.state == "failed" and age > FAILED_KEPT_SECONDS
+        is_held = self.episode(timeline.name).restarts.is_held
+        return verdict.state == "failed" and age > FAILED_KEPT_SECONDS and not is_held
 
     def _judge(
         self, timeline: ServerTimeline, now: float, wall: float, dated: Mapping[str, float] | None
     ) -> ServerReport:
-        episode = self.episode(timeline.name)
+        episode, thresholds = self.episode(timeline.name), self.thresholds_of(timeline.name)
+        last = episode.verdict
         if episode.start_timestamp != timeline.start_timestamp:
-            episode.start_timestamp, episode.was_ready = timeline.start_timestamp, False
-            if episode.verdict is not None and episode.verdict.state in ("failed", "gone"):
-                episode.verdict = None
-        thresholds = self.thresholds_of(timeline.name)
+            self._begin(episode, timeline, thresholds, now, wall)
+        elif episode.restarts.began is None:
+            episode.restarts.began = now
         age = dated_progress_age(timeline, now, wall, dated, thresholds)
         evidence = gather(timeline, now, thresholds, age)
-        before, verdict = episode.verdict, judge(evidence, thresholds, episode.verdict, now)
+        before = last if episode.restarts.is_held else episode.verdict
+        verdict = self._judge_restarts(episode, timeline, evidence, thresholds, now)
         if age is not None:
             verdict = replace(verdict, since=now - age)
         self._note(episode, timeline, evidence, verdict, now, wall)
@@ -183,6 +187,35 @@ class Episodes:
         timeouts = self._timeline.timeouts_of(report.server.framework)
         ends = running_deadlines(timeline, evidence, timeouts, now)
         return replace(report, deadlines={clock: wall - (now - at) for clock, at in ends.items()})
+
+    @staticmethod
+    def _begin(episode: Episode, timeline: ServerTimeline, thresholds: Thresholds, now: float, wall: float) -> None:
+        """Another start of the name.  Of a loop of starts that fail each is a failure from its beginning on."""
+        is_job = timeline.server is not None and timeline.server.role == "embedded"
+        last, was_ready = episode.verdict, episode.was_ready
+        over = last if episode.start_timestamp else None  # before a time was told there was no other start
+        held = episode.restarts.begin(over, was_ready, is_job, now, thresholds)
+        episode.start_timestamp, episode.was_ready = timeline.start_timestamp, False
+        if held is not None:
+            episode.verdict, episode.since_timestamp = held, wall - (now - held.since)
+        elif last is not None and last.state in ("failed", "gone"):
+            episode.verdict = None
+
+    @staticmethod
+    def _judge_restarts(
+        episode: Episode, timeline: ServerTimeline, evidence: Evidence, thresholds: Thresholds, now: float
+    ) -> Verdict:
+        """The verdict; of a start that failed with those before it, once that is over, as of any other."""
+        restarts, last = episode.restarts, episode.verdict
+        was_held = restarts.is_held
+        has_failed = last is not None and last.state == "failed" and not was_held
+        is_over = timeline.root_gone_at is not None or has_failed
+        restarts.note(evidence.ready, evidence.ends_orderly, is_over, now)
+        if not was_held or not restarts.lets_go(now, thresholds):
+            return judge(evidence, thresholds, last, now)
+        restarts.is_held = False
+        verdict = judge(evidence, thresholds, None, now)
+        return replace(verdict, since=last.since) if last is not None and last.state == verdict.state else verdict
 
     def _note(
         self,

@@ -18,6 +18,7 @@ from . import signals
 from .deadlines import Deadlines, Wait
 from .episodes import Episode
 from .model import CLOCKS, EVENTS, PHASES, REASONS, STATES, WAITS, Signal, Verdict
+from .restarts import Restarts
 from .server_timeline import ServerTimeline, Speaker, Stats, Steps, Timeouts
 from .startup import COUNTERS, RankStartup, Startup
 from .timeline import MIB
@@ -155,6 +156,17 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "judged_at": CLOCK,
         "startup_seconds": PLAIN,
         "was_ready": PLAIN,
+        "restarts": PLAIN,
+    },
+    Restarts: {
+        "failed": PLAIN,
+        "ended": PLAIN,
+        "longest": PLAIN,
+        "since": CLOCK,
+        "began": CLOCK,
+        "over_at": CLOCK,
+        "was_orderly": PLAIN,
+        "is_held": PLAIN,
     },
     Verdict: {"state": PLAIN, "reason": PLAIN, "since": CLOCK, "suspect_rank": PLAIN},
 }

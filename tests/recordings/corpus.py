@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from . import edges, gpus, reported, serving, startup, traps
+from . import again, edges, gpus, reported, serving, startup, traps
 from .stage import INTERVAL, Doing, Stage
 
 SLOW = 30.0
@@ -298,6 +298,14 @@ CASES: Mapping[str, Play] = {
     "fatal-then-nothing": partial(edges.fatal_then_death, dies=False),
     "restart-loop": edges.restart_loop,
     "restart-loop-in-order": partial(edges.restart_loop, in_order=True),
+    "crash-loop": again.crash_loop,
+    "crash-loop-by-hand": partial(again.crash_loop, ends=4),
+    "crash-loop-in-container": partial(again.crash_loop, in_container=True),
+    "container-again-by-hand": partial(again.crash_loop, in_container=True, ends=4),
+    "fails-twice": again.fails_twice,
+    "fails-never": partial(again.fails_twice, again=False),
+    "redeploys": again.redeploys,
+    "rolling-update-drains": again.rolling_update,
     "owed-after-idle-hangs": partial(edges.owed_after_idle, seconds=None),
     "owed-after-idle": edges.owed_after_idle,
     "requests-on-and-off": edges.requests_on_and_off,

@@ -257,8 +257,10 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(
         "restart-loop",
         "a supervisor starts a server that ends without a word after 2 s, again and again",
-        "working",
-        note="each start is judged by itself: between two it may be failed, exited; the number of starts grows",
+        "failed",
+        "exited",
+        note="after two ends that are seen, or five of any kind, each start counts as failed from its beginning on",
+        twin="normal",
         launch=Launch(supervised=True),
         steps=(Step("starting", "vanish", "main"),),
     ),
