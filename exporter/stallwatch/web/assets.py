@@ -72,8 +72,8 @@ SCRIPT = """
       if (old.getAttribute(name) !== value && !kept(name)) old.setAttribute(name, value);
     [...now.childNodes].forEach((want, index) => {
       let have = old.childNodes[index];
-      if (want.id && have && have.id !== want.id) {
-        const same = [...old.children].find(child => child.id === want.id) || want.cloneNode(true);
+      if (have && (have.id || '') !== (want.id || '')) {
+        const same = want.id && [...old.children].find(child => child.id === want.id) || want.cloneNode(true);
         old.insertBefore(same, have);
         have = same;
       }
@@ -123,6 +123,7 @@ SCRIPT = """
   });
   const button = $('pause');
   button.hidden = false;
+  $('still').hidden = true;
   button.addEventListener('click', () => {
     paused = !paused;
     button.textContent = paused ? 'Go on' : 'Pause';

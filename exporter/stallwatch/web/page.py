@@ -43,7 +43,7 @@ def html(report: Document, telemetry_path: str = "/metrics", beside: Beside = NO
 <button id="pause" type="button" hidden>Pause</button></header>
 <main>
 <p id="old" role="alert" hidden></p>
-<noscript><p>Without JavaScript this page stands still: <a href="">load it again</a>.</p></noscript>
+<p id="still">Without JavaScript this page stands still: <a href="">load it again</a>.</p>
 {live(report, beside)}
 </main>
 <footer><p><a href="{escape(telemetry_path.lstrip("/"))}">metrics</a> · <a href="api/v1/report">report as JSON</a> ·
