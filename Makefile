@@ -5,6 +5,7 @@
 #   make e2e      real processes and services    make bench    ratios against other exporters
 #   make score    docs/SCORE.md: recordings and the obvious rules, measured anew
 #   make dashboards  grafana/ and its ConfigMaps anew   make pictures    docs/pictures/ anew
+#   make page-pictures  the same of the page, in Chromium
 #   make hardware                                the GPU collector against a real driver (docs/HARDWARE.md)
 
 VENV := .venv
@@ -17,11 +18,11 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
 LINTED := exporter tests bench grafana score
 
-.PHONY: run test check e2e bench score dashboards pictures hardware clean help
+.PHONY: run test check e2e bench score dashboards pictures browser page-pictures hardware clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,8p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,9p
 
 run: $(VENV)/.installed
 	$(BIN)/stallwatch serve $(ARGS)
@@ -54,6 +55,11 @@ dashboards: $(VENV)/.installed
 pictures: $(VENV)/.installed-docs
 	PYTHONPATH=.:tests $(BIN)/python tests/dashboard_pictures.py
 
+browser: $(VENV)/.installed-browser
+
+page-pictures: $(VENV)/.installed-browser
+	PYTHONPATH=.:tests $(BIN)/python tests/page_pictures.py
+
 hardware: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m hardware.run $(HARDWARE_ARGS)
 
@@ -72,6 +78,10 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.installed-browser: pyproject.toml | $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
 	@touch $@
 
 $(BIN)/python:

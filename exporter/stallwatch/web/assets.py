@@ -26,6 +26,7 @@ th,td{text-align:left;vertical-align:top;padding:.35rem .75rem .35rem 0;border-b
 td,th a,li,summary{overflow-wrap:anywhere}
 #all th:first-child{min-width:7rem}
 #all td:nth-child(4){white-space:nowrap}
+#all td:nth-child(6){min-width:8rem}
 #changes{margin-top:1.25rem}
 .v::before{display:inline-block;width:1.5em;font-weight:bold}
 .stalled .v::before{content:"\\25A0";content:"\\25A0"/""}
