@@ -43,25 +43,15 @@ def test_a_deadlock_is_called_stalled_and_the_end_of_the_drill_is_no_failure(tmp
         assert not Path(drill.wait_for(r"^configuration: (.*)$", 1)[1]).parent.exists()
 
 
-def test_a_normal_start_is_never_called_stalled(tmp_path: Path) -> None:
-    with Drill("normal", tmp_path, "--for", "40s", "--speed", "20", "--serve") as drill:
-        server = drill.wait_for(r"^server: (sglang-\d+)", 10)[1]
-        drill.wait_for(rf"^{server}  idle", 40)
-        assert drill.process.wait(45) == 0
-
-        assert not drill.said(rf"^{server}  (stalled|suspect|failed)")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_neither_it_nor_its_exporter_outlives_a_kill(tmp_path: Path) -> None:
     with Drill("dead-rank", tmp_path, "--serve") as drill:
         config = Path(drill.wait_for(r"^configuration: (.*)$", 20)[1])
         drill.wait_for(r"^sglang-\d+ ", 30)
         family = wait_until(lambda: f if len(f := drill.family()) >= 12 else None, 20.0, "all processes")
 
-        drill.process.send_signal(number)
+        drill.process.kill()
 
-        assert drill.process.wait(20) == (0 if number == signal.SIGINT else -signal.SIGKILL)
+        drill.process.wait(20)
         wait_until(lambda: not any(_lives(process) for process in family), 20.0, f"all gone: {family}")
         wait_until(lambda: not config.parent.exists(), 10.0, f"{config.parent} removed")
 

@@ -7,7 +7,6 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from .harness import StandIn, fetch, wait_until
@@ -75,37 +74,3 @@ def test_a_released_culprit_lets_the_start_go_on(tmp_path: Path) -> None:
         server.rank(6).send_signal(signal.SIGUSR1)
 
         server.wait_for_line("fired up and ready to roll")
-
-
-@pytest.mark.parametrize("how", ["kill-9", "ctrl-c", "time-limit"])
-def test_nothing_outlives_the_launcher(tmp_path: Path, how: str) -> None:
-    with StandIn("stopped-rank", tmp_path, load_seconds=1) as server:
-        if how == "time-limit":
-            server.end()
-            server.command[server.command.index("4m")] = "4s"
-            server.__enter__()
-        family = wait_until(lambda: f if len(f := server.family()) >= 12 else None, 20.0, "all processes")
-        folder = _folder_of(family)
-        assert folder.is_dir()
-
-        if how != "time-limit":
-            server.process.send_signal(signal.SIGKILL if how == "kill-9" else signal.SIGINT)
-
-        server.process.wait(20.0)
-        wait_until(lambda: not any(_is_alive(process) for process in family), 10.0, f"all gone: {family}")
-        wait_until(lambda: not folder.exists(), 10.0, f"{folder} removed")
-
-
-def _folder_of(family: list[psutil.Process]) -> Path:
-    for process in family:
-        words = process.cmdline()
-        if "--model-path" in words:
-            return Path(words[words.index("--model-path") + 1]).parents[1]
-    raise AssertionError(f"no main process in {family}")
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
