@@ -40,6 +40,7 @@ def ranks(number: int, phase: str = "ready", age: float = 4.0) -> tuple[RankStat
             gpu=f"GPU-{each}",
             phase=phase,
             load_progress=(41 + 2 * each) / 64 if phase == "loading_weights" else 1.0,
+            load_counts=(41 + 2 * each, 64) if phase == "loading_weights" else None,
             alive=True,
             progress_age_seconds=age + each,
             wait=WAITS,
@@ -99,7 +100,9 @@ def server(
 def stalled(name: str = "sglang-8000") -> ServerReport:
     """TP3 still reads its weights while seven others wait at the barrier."""
     each = list(ranks(8, "post_load", 401.0))
-    each[3] = replace(each[3], phase="loading_weights", load_progress=41 / 64, progress_age_seconds=438.0)
+    each[3] = replace(
+        each[3], phase="loading_weights", load_progress=41 / 64, load_counts=(41, 64), progress_age_seconds=438.0
+    )
     found = server(name, "stalled", "idle_wait", phase="post_load", of=each, waited_for="TP3", seconds=401.0, age=401.0)
     return replace(found, deadlines={"sglang_watchdog": NOW + 900}, advice=("look at TP3 first",))
 
@@ -107,7 +110,9 @@ def stalled(name: str = "sglang-8000") -> ServerReport:
 def slow(name: str = "vllm-8001") -> ServerReport:
     """TP3 still reads its weights, and they do come."""
     each = list(ranks(8, "post_load", 401.0))
-    each[3] = replace(each[3], phase="loading_weights", load_progress=41 / 64, progress_age_seconds=12.0)
+    each[3] = replace(
+        each[3], phase="loading_weights", load_progress=41 / 64, load_counts=(41, 64), progress_age_seconds=12.0
+    )
     return server(name, "slow", phase="post_load", of=each, seconds=310.0, age=12.0, framework="vllm")
 
 

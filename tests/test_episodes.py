@@ -342,6 +342,7 @@ def test_a_rank_state_holds_what_is_known_of_the_rank() -> None:
 
     zero, one = feed.tick(5.0).ranks
     assert (one.rank, one.pid, one.phase, one.load_progress) == ("TP1", 200, "loading_weights", 0.25)
+    assert (one.load_counts, zero.load_counts) == ((16, 64), None)
     assert (one.alive, one.progress_age_seconds, one.main_wait) == (True, 4.0, "futex")
     assert one.wait == {"futex": 205}
     assert (zero.rank, zero.pid, zero.phase, zero.progress_age_seconds) == ("TP0", None, None, None)

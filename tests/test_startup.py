@@ -64,6 +64,27 @@ def test_a_ratio_is_a_counter_and_nothing_at_all_is_none() -> None:
     assert startup.ranks["TP0"].load_progress == 0.25
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (progress(41, 64), (41, 64)),
+        (progress(1, 3), (1, 3)),
+        (progress(64, 64), (64, 64)),
+        (progress(0, 64), None),
+        ({"ratio": 0.64}, None),
+        (progress(63.6e9, 530e9), None),
+    ],
+)
+def test_shards_are_counted_where_the_log_counts_them(
+    fields: dict[str, float], expected: tuple[int, int] | None
+) -> None:
+    startup = told("args", ("load_begin", "TP0"), ("load_progress", "TP0", fields))
+
+    assert startup.ranks["TP0"].load_counts == expected
+    startup.apply("load_end", "TP0", {}, 9.0)
+    assert startup.ranks["TP0"].load_counts is None
+
+
 def test_load_progress_is_one_from_load_end_on_whatever_bar_follows() -> None:
     startup = told("args", ("load_begin", "TP0"), ("load_progress", "TP0", progress(2)))
     assert startup.ranks["TP0"].load_progress == 0.25

@@ -404,10 +404,18 @@ def said(told: ServerReport) -> str:
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        (slow(), "slow: still reading weights on TP3, 64% read, last progress 12s ago"),
+        (slow(), "slow: still reading weights on TP3, 41 of 64 shards, last progress 12s ago"),
         (
             server("a", phase="loading_weights", of=ranks(8, "loading_weights", 30.0)),
-            "working: reading weights on all 8 ranks, at least 64% read, last progress 30s ago",
+            "working: reading weights on all 8 ranks, at least 41 of 64 shards, last progress 30s ago",
+        ),
+        (
+            server("a", phase="loading_weights", of=(RankState("TP1", phase="loading_weights", load_progress=0.644),)),
+            "working: reading weights on TP1, 64% read, last progress 4s ago",
+        ),
+        (
+            server("a", phase="loading_weights", of=ranks(1, "loading_weights"), framework="dynamo-trtllm"),
+            "working: reading weights on TP0, 41 of 64 parts, last progress 4s ago",
         ),
         (server("a", phase="compiling", of=ranks(1, "compiling")), "working: compiling on TP0, last progress 4s ago"),
         (server("a", phase="compiling", age=9.0), "working: compiling, last progress 9s ago"),

@@ -338,6 +338,7 @@ def _rank_state(
         pid=process.id.pid if process else None,
         phase="ready" if evidence.ready and is_rank_name(name) else phase,
         load_progress=startup.load_progress if startup else None,
+        load_counts=startup.load_counts if startup else None,
         alive=timeline.is_alive(name),
         progress_age_seconds=rank_progress_age(timeline, name, now),
         wait=dict(waits.counts) if waits and waits.counts is not None else None,

@@ -432,6 +432,7 @@ class RankState:
     wait: Mapping[str, int] | None = None
     main_wait: str | None = None
     gpus: tuple[GpuState, ...] = ()  # in order of their indices; `gpu` is the first one's UUID
+    load_counts: tuple[int, int] | None = None  # shards (or other parts) read, and all of them
 
 
 @dataclass(frozen=True, slots=True)

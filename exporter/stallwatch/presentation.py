@@ -113,12 +113,15 @@ def server_document(report: ServerReport, now: float) -> dict[str, Any]:
 
 def _rank(rank: RankState, server: Server) -> dict[str, Any]:
     process = next((process.id for process in server.processes if process.id.pid == rank.pid), None)
+    done, total = rank.load_counts or (None, None)
     return {
         "rank": printable(rank.rank),
         "pid": rank.pid,
         "start_ticks": process and process.start_ticks,
         "phase": rank.phase,
         "load_progress": _number(rank.load_progress),
+        "load_done": done,
+        "load_total": total,
         "alive": rank.alive,
         "wait": None if rank.wait is None else {wait: count for wait, count in rank.wait.items() if count},
         "main_wait": rank.main_wait,

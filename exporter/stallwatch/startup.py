@@ -58,6 +58,9 @@ SHARED = "shared"
 NAMELESS = "nameless"
 """Field of a marker of a rank that is not the first one, and not known: it says nothing of any rank that is."""
 
+MOST_SHARDS = 10_000
+"""A counter beyond this counts no shards: bytes, most often."""
+
 SAME_TROUBLE_SECONDS = 60.0
 """A fatal line later than this after another one is another trouble."""
 
@@ -79,6 +82,14 @@ class RankStartup:
     bars: dict[str, float] = field(default_factory=dict)
     is_loaded: bool = False
     is_named: bool = False  # a line named it; else it is only whose lines without a name are
+
+    @property
+    def load_counts(self) -> tuple[int, int] | None:
+        """`(41, 64)`: shards (or other parts) read, and all.  None where the log tells a share, bytes, or nothing."""
+        done, share = self.bars.get("load_progress"), self.load_progress
+        if self.is_loaded or not done or not share or done == share or done > MOST_SHARDS:
+            return None
+        return round(done), round(done / share)
 
 
 @dataclass(slots=True)

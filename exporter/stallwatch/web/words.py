@@ -24,11 +24,14 @@ PHASE_WORDS = {
 }
 """What a server does in a phase of its start."""
 
+COUNT_PARTS = ("trtllm", "generic")
+"""Kinds of servers whose logs count something else than shards: modules, or nobody knows what."""
+
 MOST_NAMES = 3
 
 
 def sentence(server: Document) -> str:
-    """`slow: still reading weights on TP3, 64% read, last progress 12s ago`; else the verdict as `check` says it."""
+    """`slow: still reading weights on TP3, 41 of 64 shards, last progress 12s ago`; else what `check` says."""
     late = behind(server["ranks"])
     ago = last_progress(server, late)
     moved = [] if ago is None else [f"last progress {duration(ago)} ago"]
@@ -57,7 +60,7 @@ def last_progress(server: Document, ranks: Sequence[Document] = ()) -> float | N
 
 
 def _start(server: Document, late: Sequence[Document]) -> str:
-    """`still reading weights on TP3, 64% read`."""
+    """`still reading weights on TP3, 41 of 64 shards`."""
     phase = late[0]["phase"] if late else server["phase"]
     still = "still " if server["state"] == "slow" else ""
     words = f"{still}{PHASE_WORDS.get(phase, phase)}"
@@ -65,10 +68,18 @@ def _start(server: Document, late: Sequence[Document]) -> str:
         words += f" on {names(late)}" if late else ""
     else:
         words += f" on all {len(late)} ranks" if late else ""
-    shares = [rank["load_progress"] for rank in late if rank["load_progress"] is not None]
-    if phase == "loading_weights" and shares:
-        words += f", {'at least ' if len(late) > 1 else ''}{percent(min(shares))} read"
+    if phase == "loading_weights" and (known := [rank for rank in late if rank["load_progress"] is not None]):
+        least = min(known, key=lambda rank: float(rank["load_progress"]))
+        words += f", {'at least ' if len(late) > 1 else ''}{_read(least, server['framework'])}"
     return words
+
+
+def _read(rank: Document, framework: str) -> str:
+    """`41 of 64 shards`, `64% read`."""
+    done, total = rank.get("load_done"), rank.get("load_total")
+    if done is None or total is None:
+        return f"{percent(rank['load_progress'])} read"
+    return f"{done} of {total} {'parts' if framework.endswith(COUNT_PARTS) else 'shards'}"
 
 
 def about(server: Document) -> str:
