@@ -336,7 +336,7 @@ def test_a_recording_rule_says_level_metric_and_operation_in_its_name(name: str)
     level, metric, operation = name.split(":")
 
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", part) for part in (level, metric, operation))
-    assert set(level.split("_")) <= {"server", "rank", "gpu", "job", "state", "wait", "model"}
+    assert set(level.split("_")) <= {"server", "rank", "gpu", "job", "state", "wait", "model", "le"}
 
 
 @each_record

@@ -40,7 +40,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    head: str  # comments, `- name:` and `rules:`
+    head: str  # comments, `- name:`, `interval:` and `rules:`
     rules: tuple[Rule, ...]
 
 
@@ -165,7 +165,8 @@ def _parse(name: str, text: str) -> RuleFile:
             groups[-1][1].append(Rule(found["kind"], found["name"], waiting + line))
             waiting = ""
         elif line.startswith("    rules:"):
-            groups[-1] = (groups[-1][0] + line, [])
+            groups[-1] = (groups[-1][0] + waiting + line, [])
+            waiting = ""
         elif line.startswith("        "):
             last = groups[-1][1][-1]
             groups[-1][1][-1] = replace(last, text=last.text + waiting + line)

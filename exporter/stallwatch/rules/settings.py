@@ -79,7 +79,7 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("restarts_window", "30m", LASTING, "the time in which they are counted"),
         Setting("health_timeouts", "3", COUNT, "health requests without an answer within five minutes"),
         Setting("unmatched_share", "0.95", SHARE, "share of a log's lines that no pattern knows"),
-        Setting("unmatched_lines", "200", COUNT, "lines within an hour from which that share means something"),
+        Setting("unmatched_lines", "200", COUNT, "lines within 15 minutes from which that share means something"),
         Setting("unowned_memory", "1GiB", SIZE, "memory of a card that nobody may hold"),
         Setting("shm_leftovers", "1GiB", SIZE, "bytes in /dev/shm that may belong to nobody"),
         Setting(
