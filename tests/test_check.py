@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,14 +11,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import pytest
 
+from certificates import authority
 from stallwatch.assembly import Settings
-from stallwatch.check import check, fetch, watch
+from stallwatch.check import Peer, check, fetch, watch
 from stallwatch.config import Config
 from stallwatch.model import Report, Verdict
 from stallwatch.presentation import document
 from stallwatch.strict_yaml import InputError
+from stallwatch.web import Access, Published, serve_http
 
 NOBODY = Settings(collectors=())
 """Looking ourselves sees nothing with no collector: fast, and the same on every machine."""
@@ -81,7 +85,7 @@ def in_state(report: Report, *states: str) -> Report:
 def test_the_report_of_a_running_serve_is_printed(
     serve: Serve, report: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = check(NOBODY, serve(200, body(report)), 0.0, None, "text")
+    code = check(NOBODY, Peer(serve(200, body(report))), 0.0, None, "text")
 
     out, err = capsys.readouterr()
     assert code == 1
@@ -91,7 +95,7 @@ def test_the_report_of_a_running_serve_is_printed(
 
 
 def test_json_is_the_document_itself(serve: Serve, report: Report, capsys: pytest.CaptureFixture[str]) -> None:
-    check(NOBODY, serve(200, body(report)), 0.0, None, "json")
+    check(NOBODY, Peer(serve(200, body(report))), 0.0, None, "json")
 
     assert json.loads(capsys.readouterr().out) == json.loads(body(report))
 
@@ -99,8 +103,8 @@ def test_json_is_the_document_itself(serve: Serve, report: Report, capsys: pytes
 def test_a_path_before_our_own_is_kept(serve: Serve, report: Report) -> None:
     url = serve(200, body(report), "/gpu/api/v1/report")
 
-    assert fetch(url + "/gpu/") is not None
-    assert fetch(url) is None
+    assert fetch(Peer(url + "/gpu/")) is not None
+    assert fetch(Peer(url)) is None
 
 
 @pytest.mark.parametrize(
@@ -120,23 +124,23 @@ def test_a_path_before_our_own_is_kept(serve: Serve, report: Report) -> None:
 def test_the_exit_code_is_that_of_the_worst_server(
     serve: Serve, report: Report, states: tuple[str, ...], code: int
 ) -> None:
-    assert check(NOBODY, serve(200, body(in_state(report, *states))), 0.0, None, "text") == code
+    assert check(NOBODY, Peer(serve(200, body(in_state(report, *states)))), 0.0, None, "text") == code
 
 
 def test_only_the_named_server_counts(serve: Serve, report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     url = serve(200, body(in_state(report, "stalled", "idle")))
 
-    assert check(NOBODY, url, 0.0, "s1", "json") == 0
+    assert check(NOBODY, Peer(url), 0.0, "s1", "json") == 0
     assert [server["server"] for server in json.loads(capsys.readouterr().out)["servers"]] == ["s1"]
-    assert check(NOBODY, url, 0.0, "s0", "json") == 1
-    assert check(NOBODY, url, 0.0, "s7", "json") == 3
+    assert check(NOBODY, Peer(url), 0.0, "s0", "json") == 1
+    assert check(NOBODY, Peer(url), 0.0, "s7", "json") == 3
 
 
 # --- nobody, or somebody else ------------------------------------------------------------------------------
 
 
 def test_where_nobody_answers_we_look_ourselves_and_say_so(closed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = check(NOBODY, closed, 0.0, None, "json")
+    code = check(NOBODY, Peer(closed), 0.0, None, "json")
 
     out, err = capsys.readouterr()
     assert code == 3
@@ -160,7 +164,7 @@ def test_where_nobody_answers_we_look_ourselves_and_say_so(closed: str, capsys: 
     ],
 )
 def test_somebody_else_at_the_address_is_nobody(serve: Serve, answer: Answer) -> None:
-    assert fetch(serve(*answer)) is None
+    assert fetch(Peer(serve(*answer))) is None
 
 
 @pytest.mark.parametrize("damage", ["ranks", "channels"])
@@ -168,7 +172,7 @@ def test_a_document_with_damaged_parts_is_nobodys(serve: Serve, report: Report, 
     found = document(report)
     found["servers"][0][damage] = [{"rank": "TP0", "channel": "log"}]
 
-    assert fetch(serve(200, json.dumps(found).encode())) is None
+    assert fetch(Peer(serve(200, json.dumps(found).encode()))) is None
 
 
 @pytest.mark.parametrize(
@@ -184,11 +188,11 @@ def test_a_document_with_values_that_we_do_not_know_is_nobodys(
     found["servers"] *= 2
     found["servers"][0] = {**found["servers"][0], key: value}
 
-    assert fetch(serve(200, json.dumps(found).encode())) is None
+    assert fetch(Peer(serve(200, json.dumps(found).encode()))) is None
 
 
 def test_an_empty_report_of_a_serve_is_an_answer(serve: Serve) -> None:
-    assert fetch(serve(200, b'{"schema": 1, "servers": []}')) == {"schema": 1, "servers": []}
+    assert fetch(Peer(serve(200, b'{"schema": 1, "servers": []}'))) == {"schema": 1, "servers": []}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +200,7 @@ def test_an_empty_report_of_a_serve_is_an_answer(serve: Serve) -> None:
 )
 def test_an_address_that_is_none_is_an_error(url: str) -> None:
     with pytest.raises(InputError) as wrong:
-        fetch(url)
+        fetch(Peer(url))
 
     assert str(wrong.value) == f"{url}: --url: an http:// or https:// address is needed"
 
@@ -226,4 +230,83 @@ def test_a_wrong_configuration_is_said_although_a_serve_answers(serve: Serve, re
     file.write_text("verdikt: {}\n")
 
     with pytest.raises(InputError, match=r"a\.yml:1: verdikt: unknown key"):
-        check(Settings(config_file=str(file)), serve(200, body(report)), 0.0, None, "text")
+        check(Settings(config_file=str(file)), Peer(serve(200, body(report))), 0.0, None, "text")
+
+
+# --- a serve that lets not everybody in --------------------------------------------------------------------
+
+
+@pytest.fixture
+def protected(tmp_path: Path, report: Report) -> Iterator[str]:
+    """A real server with TLS and a password; returns its URL, and leaves ca.pem and password in the folder."""
+    signer = authority(tmp_path)
+    pair = signer.sign("server")
+    signer.certificate.rename(tmp_path / "ca.pem")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(pair.certificate, pair.key)
+    access = Access(tls=tls, users={"node": bcrypt.hashpw("pässword:1".encode(), bcrypt.gensalt(4))})
+    (tmp_path / "password").write_text("node:pässword:1\n")
+    published = Published(5.0, lambda: report.monotonic)
+    published.publish(report)
+    server = serve_http(published, ["127.0.0.1:0"], access=lambda: access)
+    yield f"https://{server.addresses[0]}"
+    server.stop()
+
+
+def test_a_serve_with_tls_and_a_password_is_asked(protected: str, tmp_path: Path, report: Report) -> None:
+    found = fetch(Peer(protected, str(tmp_path / "ca.pem"), str(tmp_path / "password")))
+
+    assert found == json.loads(body(report))
+
+
+@pytest.mark.parametrize(
+    ("trusted", "password", "said"),
+    [
+        (True, None, "wants a user and a password: --password-file"),
+        (True, "node:wrong", "wants a user and a password: --password-file"),
+        (
+            False,
+            "node:pässword:1",
+            "its certificate is not trusted (unable to get local issuer certificate): --ca-file",
+        ),
+    ],
+)
+def test_a_serve_that_does_not_let_us_in_is_said(
+    protected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    trusted: bool,
+    password: str | None,
+    said: str,
+) -> None:
+    file = tmp_path / "given"
+    file.write_text(password or "")
+
+    found = fetch(Peer(protected, str(tmp_path / "ca.pem") if trusted else None, str(file) if password else None))
+
+    assert found is None
+    assert capsys.readouterr().err == f"stallwatch: {protected}: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "password", "ca", "expected"),
+    [
+        ("http://far.example:10077", "a:b", None, "http://far.example:10077: --url: a password is sent to https://"),
+        ("https://localhost", "no colon", None, "{folder}/password:1: --password-file: USER:PASSWORD is needed"),
+        ("https://localhost", None, "nothing", "{folder}/ca: --ca-file: holds no certificate in PEM"),
+        ("https://localhost", None, None, "{folder}/ca: --ca-file: cannot be read: No such file"),
+    ],
+)
+def test_what_lets_us_in_is_checked_before_it_is_used(
+    tmp_path: Path, url: str, password: str | None, ca: str | None, expected: str
+) -> None:
+    (tmp_path / "password").write_text(password or "a:b")
+    if ca is not None:
+        (tmp_path / "ca").write_text(ca)
+    given = str(tmp_path / "password") if password else None
+
+    with pytest.raises(InputError) as caught:
+        fetch(Peer(url, None if password else str(tmp_path / "ca"), given))
+
+    assert str(caught.value).startswith(expected.format(folder=tmp_path))
+    assert "no colon" not in str(caught.value)

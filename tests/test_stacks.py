@@ -16,7 +16,7 @@ import pytest
 from kernels.rights import without_file_rights
 from proc_tree import ProcTree, Thread
 from stallwatch.assembly import Settings
-from stallwatch.check import check
+from stallwatch.check import Peer, check
 from stallwatch.model import Process, ProcessId, RankState, Report
 from stallwatch.presentation import document, text
 from stallwatch.stacks import NOT_INSTALLED, Tools, add_stacks, find_py_spy, kernel_frames, run_bounded
@@ -443,7 +443,7 @@ def run(
 
     def run(output: str, with_stacks: bool) -> tuple[int, str]:
         settings = Settings(procfs=str(machine.tree.root), collectors=())
-        code = check(settings, url, 0.0, None, output, with_stacks)
+        code = check(settings, Peer(url), 0.0, None, output, with_stacks)
         return code, capsys.readouterr().out
 
     yield run

@@ -5,14 +5,16 @@ Asks a running `serve` first; otherwise watches for a while itself and counts da
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import logging
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,21 +41,34 @@ _RANK_KEYS = frozenset(("rank", "pid", "phase", "load_progress", "alive", "wait"
 _CHANNEL_KEYS = frozenset(("channel", "state", "age_seconds"))
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The `serve` that is asked, and what it takes to be let in (`--web.config.file`)."""
+
+    url: str
+    ca_file: str | None = None  # who may have signed its certificate; None: those the system trusts
+    password_file: str | None = None  # one line USER:PASSWORD
+
+
+class RefusedError(Exception):
+    """Somebody answers and does not let us in; the text says how to."""
+
+
 def check(
-    settings: Settings, url: str, seconds: float, server: str | None, output: str, with_stacks: bool = False
+    settings: Settings, peer: Peer, seconds: float, server: str | None, output: str, with_stacks: bool = False
 ) -> int:
     """Print the document or the text; exit code 1 stalled or failed, 3 nothing to judge, else 0.
 
     `with_stacks`: and the stacks of the ranks of servers that stand still.
     """
     config = read_config(settings, load_frameworks())  # a wrong file is said even when it is not needed
-    found = fetch(url)
+    found = fetch(peer)
     if found is None:
-        print(f"no stallwatch serve at {url}: watching for {seconds:g} s", file=sys.stderr)
+        print(f"no stallwatch serve at {peer.url}: watching for {seconds:g} s", file=sys.stderr)
         logging.getLogger(Daemon.__module__).setLevel(logging.WARNING)  # the answer comes at the end
         found = watch(settings, config, seconds)
     else:
-        print(f"what the stallwatch serve at {url} says:", file=sys.stderr)
+        print(f"what the stallwatch serve at {peer.url} says:", file=sys.stderr)
     if server is not None:
         found["servers"] = _only(server, found["servers"])
     if with_stacks:
@@ -71,13 +86,19 @@ def _only(name: str, servers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return chosen
 
 
-def fetch(url: str) -> dict[str, Any] | None:
-    """The document of a running `serve`; None when none answers within ANSWER_SECONDS, bytes that trickle included."""
-    connection, path = _connection(url)
+def fetch(peer: Peer) -> dict[str, Any] | None:
+    """The document of a running `serve`; None when none answers within ANSWER_SECONDS, bytes that trickle included.
+
+    One that does not let us in is said on stderr.  InputError when the address or a file is wrong.
+    """
+    connection, path = _connection(peer)
+    headers = _headers(peer)
     found: list[Any] = []
-    asking = threading.Thread(target=lambda: found.append(_answer(connection, path)), daemon=True)
+    asking = threading.Thread(target=lambda: found.append(_answer(connection, path, headers)), daemon=True)
     asking.start()
     asking.join(ANSWER_SECONDS)
+    if found and isinstance(found[0], RefusedError):
+        print(f"stallwatch: {peer.url}: {found[0]}", file=sys.stderr)
     return _without_stacks(found[0]) if found and _is_document(found[0]) else None
 
 
@@ -89,21 +110,52 @@ def _without_stacks(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _answer(connection: http.client.HTTPConnection, path: str) -> Any:
-    """What is there, as JSON; None when it is none."""
+def _answer(connection: http.client.HTTPConnection, path: str, headers: dict[str, str]) -> Any:
+    """What is there, as JSON; None when it is none; a RefusedError when we are not let in."""
     try:
-        connection.request("GET", path + "/api/v1/report")
+        connection.request("GET", path + "/api/v1/report", headers=headers)
         answer = connection.getresponse()
         content = answer.read(LARGEST_ANSWER)
+        if answer.status == 401:
+            return RefusedError("wants a user and a password: --password-file")
         return json.loads(content) if answer.status == 200 else None
+    except ssl.SSLCertVerificationError as error:
+        return RefusedError(f"its certificate is not trusted ({error.verify_message}): --ca-file")
     except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return None
     finally:
         connection.close()
 
 
-def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
+def _headers(peer: Peer) -> dict[str, str]:
+    """Those that let us in.  A password goes over TLS, or does not leave this machine."""
+    if peer.password_file is None:
+        return {}
+    parts = urlsplit(peer.url)
+    if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise InputError(peer.url, 0, "--url", "a password is sent to https:// only, or to this machine")
+    try:
+        line = Path(peer.password_file).read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InputError(peer.password_file, 0, "--password-file", f"cannot be read: {problem}") from None
+    if ":" not in line:
+        raise InputError(peer.password_file, 1, "--password-file", "USER:PASSWORD is needed on the first line")
+    return {"Authorization": "Basic " + base64.b64encode(line.encode()).decode()}
+
+
+def _context(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError:
+        raise InputError(str(ca_file), 0, "--ca-file", "holds no certificate in PEM") from None
+    except OSError as error:
+        raise InputError(str(ca_file), 0, "--ca-file", f"cannot be read: {error.strerror}") from None
+
+
+def _connection(peer: Peer) -> tuple[http.client.HTTPConnection, str]:
     """A connection that is not made yet, and the path in front of our own ones."""
+    url = peer.url
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -111,8 +163,11 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
         host, port = None, None
     if not host or parts.scheme not in ("http", "https"):
         raise InputError(url, 0, "--url", "an http:// or https:// address is needed")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(host, port, timeout=ANSWER_SECONDS), parts.path.rstrip("/")
+    path = parts.path.rstrip("/")
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS), path
+    context = _context(peer.ca_file)
+    return http.client.HTTPSConnection(host, port, timeout=ANSWER_SECONDS, context=context), path
 
 
 def _is_document(found: Any) -> bool:

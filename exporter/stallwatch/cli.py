@@ -200,6 +200,10 @@ def _add_check(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
     )
     parser.add_argument("--server", metavar="NAME", help="only this server")
     parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help=f"a running serve (default {DEFAULT_URL})")
+    parser.add_argument(
+        "--ca-file", metavar="FILE", help="who may have signed its certificate, where --url is https://"
+    )
+    parser.add_argument("--password-file", metavar="FILE", help="USER:PASSWORD, where it asks for them")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="form of the output")
     parser.add_argument(
         "--stacks", action="store_true", help="and the stacks of the ranks of stalled and suspect servers"
@@ -295,12 +299,11 @@ def _settings(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
 
 
 def _run_check(arguments: argparse.Namespace) -> int:
-    from .check import check
+    from .check import Peer, check
 
     settings = _settings(arguments)
-    return check(
-        settings, arguments.url, arguments.seconds, arguments.server, arguments.format, with_stacks=arguments.stacks
-    )
+    peer = Peer(arguments.url, arguments.ca_file, arguments.password_file)
+    return check(settings, peer, arguments.seconds, arguments.server, arguments.format, with_stacks=arguments.stacks)
 
 
 def _run_parse(arguments: argparse.Namespace) -> int:
