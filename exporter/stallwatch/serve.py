@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from .assembly import Settings, make_daemon, read_config
 from .daemon import Daemon
 from .exposition import render
 from .frameworks import load_frameworks
+from .heartbeat import Heartbeat, Notifier
 from .memory import Memory
 from .model import Report
 from .presentation import document, verdict_line
@@ -121,7 +123,7 @@ class Speaker:
 
 
 def serve(settings: Settings, web: WebSettings, state_folder: str | None = None) -> int:
-    """Run until SIGINT or SIGTERM.  Exit code 0; 2 when an address cannot be listened on.
+    """Run until SIGINT or SIGTERM.  Exit code 0; 2 when an address cannot be listened on; see also `heartbeat`.
 
     InputError when the configuration, or that of the web, is wrong.
     """
@@ -134,9 +136,11 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
         published[0].publish(report)
         speaker.hear(report)
         keeper.hear(report, daemon)
+        heartbeat.beat()
 
     daemon = make_daemon(settings, publish, memory=keeper.memory)
     published.append(Published(daemon.config.intervals.tick, time.monotonic))
+    heartbeat = Heartbeat(Notifier(os.environ), lambda: daemon.config.intervals.tick)
     reload = Reloading(daemon, settings, published[0], renewal)
     access = renewal.current if renewal else Access
     try:
@@ -163,7 +167,9 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
     _handle_signals(daemon, reload)
     try:
         daemon.start()
+        heartbeat.start()
         daemon.run()
+        heartbeat.stop()
         keeper.close(daemon)  # not after a bug in the tick: what it left behind is not to be trusted
     finally:
         http.stop()
