@@ -105,6 +105,36 @@ def test_the_server_is_the_program_and_not_the_shell_that_holds_its_command(node
     assert node.look().server.root.pid == 100
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        (),
+        (("bash", "-c", "while true; do vllm serve org/m; done"),),
+        (("/usr/bin/python3", "/usr/bin/supervisord", "-n"), ("bash", "-c", "exec vllm serve org/m")),
+        (("tini", "--", "vllm", "serve", "org/m"),),
+        (("tini", "--", "sh", "-c", "vllm serve org/m"), ("sh", "-c", "vllm serve org/m")),
+        (("timeout", "1h", "vllm", "serve", "org/m"), ("env", "A=b", "vllm", "serve", "org/m")),
+    ],
+)
+def test_whoever_starts_a_server_again_is_seen_through(node: Node, between: tuple[tuple[str, ...], ...]) -> None:
+    """systemd, a shell's loop, supervisord, a container's init: starts of one name are counted."""
+    above = 1
+    for number, argv in enumerate(between):
+        node.tree.add(90 + number, argv, comm=argv[0].rpartition("/")[2][:15], ppid=above)
+        above = 90 + number
+    found = []
+    for start in range(3):
+        pid = 100 + 50 * start
+        node.tree.add(pid, "vllm serve org/m", comm="vllm", ppid=above, started=100.0 + 60 * start)
+        server = node.look().server
+        found.append((server.name, server.starts, server.root.pid))
+        node.tree.end(pid)
+        node.look(2.0)
+        node.look(2.0)
+
+    assert found == [("vllm-8000", 1, 100), ("vllm-8000", 2, 150), ("vllm-8000", 3, 200)]
+
+
 def test_a_program_whose_main_thread_pytorch_renamed_is_found(node: Node) -> None:
     """PyTorch 2.4 names the thread that imports it, and with it the process."""
     node.tree.add(100, "python3 -m sglang.launch_server --tp 1", comm="pt_main_thread")
