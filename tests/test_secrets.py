@@ -36,7 +36,8 @@ from stallwatch.presentation import document, text, verdict_line
 from stallwatch.record import Recorder
 from stallwatch.sources.log_search import literal_finder
 from stallwatch.state_file import open_state
-from stallwatch.web.page import html
+from stallwatch.web.log_facts import log_facts
+from stallwatch.web.page import Beside, html
 
 FRAMEWORKS = load_frameworks()
 WINDOW = 8
@@ -503,7 +504,7 @@ def pages(report: Report) -> dict[str, str]:
         "metrics": page.text(False).decode(),
         "openmetrics": page.text(True).decode(),
         "json": json.dumps(told),
-        "page": html(told),
+        "page": html(told, beside=Beside(log_facts(report.readings))),
         "check": text(told),
         "verdicts": "\n".join(map(verdict_line, told["servers"])),
     }

@@ -5,7 +5,9 @@ Needs Chromium and the extra `browser` (playwright, and axe-core for accessibili
 
 from __future__ import annotations
 
+import re
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,8 +17,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from page_node import HOSTILE, MONOTONIC, NOW, node, ranks, report_of, server, slow, stalled
+from stallwatch.drill.nvml_standin import NoCompilerError, build
+from stallwatch.drill.nvml_standin import StandIn as Cards
 from stallwatch.model import Report, ServerReport
 from stallwatch.web import HttpServer, Published, serve_http
+
+from .harness import STALL_AFTER, Exporter, StandIn
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 TICK = 1.0
+RANKS = 8
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
 DEADLINE = 10_000
 """Milliseconds a page may take to show what the next tick says."""
@@ -300,6 +307,42 @@ def test_an_old_report_is_never_shown_as_new(served: Served, page: Page) -> None
 
     served.http.stop()
     page.get_by_role("alert").get_by_text("stallwatch does not answer").wait_for()
+
+
+@pytest.fixture
+def cards(tmp_path: Path) -> Iterator[Cards]:
+    try:
+        library = build(tmp_path)
+    except NoCompilerError as error:
+        pytest.skip(str(error))
+    cards = Cards(tmp_path, library, RANKS)
+    yield cards
+    cards.clear()
+
+
+def test_a_real_stall_comes_to_the_page_of_a_real_exporter(tmp_path: Path, page: Page, cards: Cards, axe: str) -> None:
+    """Of an open page, from the start of the server to the end of its stall, without loading it again."""
+    with (
+        Exporter(tmp_path, environment=cards.environment()) as exporter,
+        StandIn("barrier-deadlock", tmp_path, cards=tmp_path, load_seconds=2.0) as server,
+    ):
+        page.goto(exporter.url)
+        row = page.locator("#all tbody tr", has=page.get_by_role("rowheader", name=server.name))
+        row.get_by_text("reading weights").wait_for()
+        server.wait_for_line("Load weight end", RANKS)
+        row.get_by_text("stalled (idle_wait)").wait_for(timeout=1000 * (STALL_AFTER + 30))
+        part = page.locator("details", has=page.get_by_role("heading", name=server.name))
+        told, ranks = row.inner_text(), part.locator("tbody tr").all_inner_texts()
+        assert complaints(page, axe) == []
+        server.rank(3).send_signal(signal.SIGUSR1)
+        server.wait_for_line("ready to roll")
+        row.get_by_text(re.compile("^idle")).wait_for(timeout=60_000)
+
+    assert "on each of 8 GPUs 76 GiB held, 0 % used, waiting for TP3, last progress " in told
+    assert [rank.split("\t")[0] for rank in ranks] == [
+        f"TP{each}" + (" (waited for)" if each == 3 else "") for each in range(RANKS)
+    ]
+    assert all("76.0" in rank and "futex" in rank for rank in ranks), ranks
 
 
 # --- by keyboard -------------------------------------------------------------------------------------------
