@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stallwatch import cli
+from stallwatch import cli, rules
 from stallwatch.rules import DEFAULT_FILES, OPTIONAL_FILES, every_key
 from stallwatch.rules.kubernetes import pod_monitor
 from stallwatch.rules.settings import SETTINGS
@@ -75,6 +75,13 @@ def promtool_accepts(text: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_file_is_the_default_output(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, name) == (ROOT / "rules" / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_line_is_lost_between_the_parts_of_a_file(name: str) -> None:
+    source = rules._source(name)
+
+    assert rules._parse(name, source).text() == source
 
 
 def test_a_folder_gets_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
