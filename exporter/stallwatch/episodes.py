@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from . import signals
 from .config import Thresholds
 from .deadlines import OwnTimeouts, ranks_of_a_copy, serving_deadlines
+from .learned import Learned
 from .model import (
     CHANNELS,
     STARTUP_BUCKETS_SECONDS,
@@ -56,6 +58,9 @@ CARD_REMEDIES: Mapping[str, str] = {
 
 _OF_CARDS = frozenset(channel for channel in CHANNELS if channel.startswith("gpu_"))
 
+SEEN_SECONDS = 30.0
+"""A start that we saw later than this after its beginning teaches nothing of how long it took."""
+
 MOST_ENDED = 64
 """Servers that ended and are still shown; of more the ones that ended first are dropped."""
 
@@ -72,6 +77,8 @@ class Episode:
     startup_seconds: float | None = None
     was_ready: bool = False
     restarts: Restarts = field(default_factory=Restarts)
+    phases: dict[str, float] = field(default_factory=dict)  # seconds the present start took in each, at most
+    was_stalled: bool = False  # the present start: how long it took is no measure
 
 
 @dataclass(slots=True)
@@ -108,6 +115,7 @@ class Episodes:
         self._timeline = timeline
         self._episodes: dict[str, Episode] = {}
         self._startups: dict[tuple[str, str, str], Startups] = {}
+        self.learned = Learned()
         self.changes: list[Change] = []
 
     def tick(self, now: float, wall: float, dated: Mapping[str, float] | None = None) -> tuple[ServerReport, ...]:
@@ -170,6 +178,8 @@ class Episodes:
             self._begin(episode, timeline, thresholds, now, wall)
         elif episode.restarts.began is None:
             episode.restarts.began = now
+        server = _known_server(timeline)
+        thresholds = self.learned.applied(server, thresholds)
         age = dated_progress_age(timeline, now, wall, dated, thresholds)
         evidence = gather(timeline, now, thresholds, age)
         before = last if episode.restarts.is_held else episode.verdict
@@ -186,7 +196,11 @@ class Episodes:
         report = describe(timeline, evidence, episode, thresholds, now, wall)
         timeouts = self._timeline.timeouts_of(report.server.framework)
         ends = running_deadlines(timeline, evidence, timeouts, now)
-        return replace(report, deadlines={clock: wall - (now - at) for clock, at in ends.items()})
+        return replace(
+            report,
+            deadlines={clock: wall - (now - at) for clock, at in ends.items()},
+            similar=self.learned.similar(server),
+        )
 
     @staticmethod
     def _begin(episode: Episode, timeline: ServerTimeline, thresholds: Thresholds, now: float, wall: float) -> None:
@@ -196,6 +210,7 @@ class Episodes:
         over = last if episode.start_timestamp else None  # before a time was told there was no other start
         held = episode.restarts.begin(over, was_ready, is_job, now, thresholds)
         episode.start_timestamp, episode.was_ready = timeline.start_timestamp, False
+        episode.phases, episode.was_stalled = {}, False
         if held is not None:
             episode.verdict, episode.since_timestamp = held, wall - (now - held.since)
         elif last is not None and last.state in ("failed", "gone"):
@@ -232,6 +247,9 @@ class Episodes:
         if episode.verdict is None or episode.verdict.since != verdict.since:
             episode.since_timestamp = wall - (now - verdict.since)
         episode.verdict, episode.judged_at = verdict, now
+        if not evidence.ready:
+            episode.phases[evidence.phase] = max(evidence.phase_age, episode.phases.get(evidence.phase, 0.0))
+            episode.was_stalled = episode.was_stalled or verdict.state == "stalled"
         timeline.was_ready, timeline.is_idle = evidence.ready, verdict.state == "idle"
         if evidence.ready and not episode.was_ready:
             episode.was_ready = True
@@ -246,6 +264,10 @@ class Episodes:
         episode.startup_seconds = max(0.0, wall - (now - ready_at) - started)
         key = (server.framework, server.model, server.speculative)
         self._startups.setdefault(key, Startups()).add(episode.startup_seconds)
+        came = wall - (now - timeline.anchor) - started
+        if came <= SEEN_SECONDS and not episode.was_stalled:
+            read = sum(track.known or 0.0 for track in timeline.of(signals.STORAGE_READ).values())
+            self.learned.learn(_known_server(timeline), episode.phases, read, wall)
 
 
 def dated_progress_age(
@@ -289,10 +311,7 @@ def describe(
     """The report on one server: what was found out, nothing new is judged here."""
     verdict = episode.verdict
     assert verdict is not None  # noqa: S101  # set by the caller
-    server = timeline.server or _unknown_server(timeline)
-    startup = timeline.startup
-    if startup.version:
-        server = replace(server, version=startup.version)
+    server, startup = _known_server(timeline), timeline.startup
     phase_start = max(startup.phase_since, timeline.anchor)
     cards = timeline.cards.of_ranks(timeline.name, now) if timeline.cards else {}
     return ServerReport(
@@ -313,6 +332,13 @@ def describe(
         startup_seconds=episode.startup_seconds,
         advice=tuple(advice(evidence, verdict, thresholds)),
     )
+
+
+def _known_server(timeline: ServerTimeline) -> Server:
+    """The server, with the release that its log told."""
+    server = timeline.server or _unknown_server(timeline)
+    told = timeline.startup.version
+    return replace(server, version=told) if told and told != server.version else server
 
 
 def _unknown_server(timeline: ServerTimeline) -> Server:

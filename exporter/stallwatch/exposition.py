@@ -91,8 +91,19 @@ SERVER_PHASE_START = Signal(
 )
 SERVER_PHASE_BUDGET = Signal(
     "server_phase_budget_seconds",
-    "Seconds the present phase may take before working becomes slow.",
+    "Seconds the present phase may take before working becomes slow: configured, else learned from starts on this "
+    "node, else a default.",
     _PER_SERVER,
+)
+_SIMILAR = (
+    "on this node that became ready and are remembered: of the same framework, model, parallelism and use of graphs, "
+    "in any release; speculative (decoding) is yes or no."
+)
+SIMILAR_STARTS = Signal("server_similar_starts", f"Starts {_SIMILAR}", ("server", "speculative"))
+SIMILAR_LAST = Signal(
+    "server_similar_start_timestamp_seconds",
+    f"Unix time at which the last of the starts was ready, of those {_SIMILAR}",
+    ("server", "speculative"),
 )
 SERVER_READY = Signal("server_ready", "1 once the present start of the server became ready.", _PER_SERVER)
 RANKS_EXPECTED = Signal(
@@ -259,6 +270,8 @@ PER_SERVER: tuple[tuple[Signal, Callable[[ServerReport], Iterable[Row]]], ...] =
     (SERVER_PHASE_NUMBER, _simple(lambda s: PHASES.index(s.phase))),
     (SERVER_PHASE_START, _simple(lambda s: s.phase_start_timestamp)),
     (SERVER_PHASE_BUDGET, _simple(lambda s: s.phase_budget_seconds)),
+    (SIMILAR_STARTS, lambda s: [((s.server.name, kind), number) for kind, (number, _) in s.similar.items()]),
+    (SIMILAR_LAST, lambda s: [((s.server.name, kind), last) for kind, (_, last) in s.similar.items()]),
     (SERVER_READY, _simple(lambda s: s.ready)),
     (RANKS_EXPECTED, _simple(lambda s: s.server.ranks_expected)),
     (RANKS_ALIVE, _simple(lambda s: s.ranks_alive)),

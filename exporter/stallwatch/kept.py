@@ -157,6 +157,8 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "startup_seconds": PLAIN,
         "was_ready": PLAIN,
         "restarts": PLAIN,
+        "phases": PLAIN,
+        "was_stalled": PLAIN,
     },
     Restarts: {
         "failed": PLAIN,

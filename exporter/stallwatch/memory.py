@@ -30,6 +30,7 @@ from .kept import (
     sealed_log,
     timeline_of,
 )
+from .learned import MOST_KINDS, Kind, Row, kind_of, plain_kinds
 from .model import STARTUP_BUCKETS_SECONDS, ProcessId, RankName, Reading, Server
 from .server_timeline import ServerTimeline
 from .timeline import Timeline
@@ -79,6 +80,7 @@ class Memory:
     _servers: dict[str, dict[str, Any]] = field(default_factory=dict)  # hash of the name -> entry
     _startups: dict[str, tuple[list[int], float]] = field(default_factory=dict)
     _cards: dict[str, float] = field(default_factory=dict)  # hash of what it is about -> watts
+    _learned: dict[str, Kind] = field(default_factory=dict)  # until the first servers are met
     _positions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     _starts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     _met: dict[str, ProcessId] = field(default_factory=dict)
@@ -87,9 +89,10 @@ class Memory:
     def load(self, kept: Any, monotonic: float) -> str | None:
         """Take a document in.  None when it is of this boot, else the reason why nothing of it is used.
 
-        But what was learned of cards is used whenever they are found again: their names are the same for ever.
+        But what was learned of cards and of starts is used whenever they are found again: neither is of a boot.
         """
         if isinstance(kept, dict):
+            self._learned = dict(_kinds(_listed(kept.get("learned"), MOST_KINDS)))
             self._cards = dict(_card_figures(_listed(kept.get("cards"), MOST_CARD_FIGURES)))
         if not isinstance(kept, dict) or kept.get("boot") != self.boot:
             return "of another boot or host"
@@ -128,6 +131,9 @@ class Memory:
         """
         if self._cards:
             self._recall_cards(timeline.cards)
+        if episodes.learned.seal is not self.seal:
+            episodes.learned.use(self.seal, self._learned)
+            self._learned = {}
         names: list[RankName] = []
         met, self._met = self._met, {}  # only of servers that are there: names may come and go without end
         for server in servers:
@@ -279,10 +285,12 @@ class Memory:
         kept = list((self._startups | startups).items())[-MOST_STARTUPS:]
         figures = {self.seal("card", *words): watts for words, watts in timeline.cards.kept() if _is_watts(watts)}
         cards = self._cards | figures
+        learned = episodes.learned.kinds if episodes.learned.seal is self.seal else self._learned
         return {
             "boot": self.boot,
             "servers": entries,
             "startups": [[key, list(counts), total] for key, (counts, total) in kept],
+            "learned": plain_kinds(learned),
             "cards": [[key, watts] for key, watts in cards.items()][-MOST_CARD_FIGURES:],
         }
 
@@ -416,6 +424,15 @@ def _card_figures(items: list[Any]) -> Iterator[tuple[str, float]]:
             continue
         if _is_watts(watts):
             yield key, watts
+
+
+def _kinds(items: list[Any]) -> Iterator[tuple[str, Kind]]:
+    for each in items:
+        try:
+            key, *known = read_value(each, tuple[str, int, float, float, Row, Row], 0.0, Shift(0.0, 0.0))
+            yield key, kind_of(*known)
+        except ValueError:
+            continue
 
 
 def _is_watts(value: float) -> bool:

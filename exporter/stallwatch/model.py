@@ -308,6 +308,7 @@ class Server:
     labels: Mapping[str, str] = field(default_factory=dict)
     metrics_enabled: bool = True
     timeouts: Mapping[str, float] = field(default_factory=dict)  # clock -> seconds, where the server was told so
+    eager: bool = False  # it was told to capture no graphs
 
     @property
     def ranks(self) -> tuple[Process, ...]:
@@ -464,6 +465,7 @@ class ServerReport:
     startup_seconds: float | None = None
     advice: tuple[str, ...] = ()  # sentences for `check`: what to watch longer, which capability helps
     deadlines: Mapping[str, float] = field(default_factory=dict)  # clock -> when that time-out of its own strikes
+    similar: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # speculative yes, no -> starts, the last
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ ARGUMENTS = (
     "served_model",
     "headless",
     "metrics_enabled",
+    "eager",
 )
 ENDPOINTS = ("health", "models", "metrics")
 METRICS = (

@@ -120,6 +120,7 @@ class Facts:
     metrics_enabled: bool = True
     headless: bool = False
     timeouts: Mapping[str, float] = field(default_factory=dict)  # clock -> seconds, where it was told so
+    eager: bool = False  # no graphs are to be captured
 
 
 def read_facts(framework: Framework, words: Sequence[str], environ: Mapping[str, str] | None = None) -> Facts:
@@ -158,6 +159,7 @@ def read_facts(framework: Framework, words: Sequence[str], environ: Mapping[str,
         metrics_enabled=framework.metrics_default != switched,
         headless=headless,
         timeouts=_timeouts(framework, words, environ or {}),
+        eager=given.get("eager") is not None,
     )
 
 

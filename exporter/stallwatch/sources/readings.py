@@ -155,6 +155,7 @@ def server_of(streams: StreamPlaces, tracked: Tracked) -> Server:
         labels=dict(configured.labels) if configured else {},
         metrics_enabled=facts.metrics_enabled,
         timeouts=facts.timeouts,
+        eager=facts.eager,
     )
 
 
