@@ -75,9 +75,7 @@ def test_a_ratio_is_a_counter_and_nothing_at_all_is_none() -> None:
         (progress(63.6e9, 530e9), None),
     ],
 )
-def test_shards_are_counted_where_the_log_counts_them(
-    fields: dict[str, float], expected: tuple[int, int] | None
-) -> None:
+def test_shards_are_counted_where_the_log_counts_them(fields: Fields, expected: tuple[int, int] | None) -> None:
     startup = told("args", ("load_begin", "TP0"), ("load_progress", "TP0", fields))
 
     assert startup.ranks["TP0"].load_counts == expected

@@ -25,7 +25,7 @@ from stallwatch.web import HttpServer, Published, serve_http
 from .harness import STALL_AFTER, Exporter, StandIn
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Dialog, Page
 
 pytestmark = pytest.mark.e2e
 
@@ -185,7 +185,12 @@ def test_without_javascript_everything_is_there_and_nothing_moves(served: Served
 
 def test_a_hostile_name_is_text(served: Served, page: Page) -> None:
     dialogs: list[str] = []
-    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+
+    def dismiss(dialog: Dialog) -> None:
+        dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", dismiss)
     served.tell(node(8, hostile=True))
     page.goto(served.url)
     after_ticks(page)
