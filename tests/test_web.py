@@ -33,6 +33,7 @@ from stallwatch.presentation import document, verdict_words
 from stallwatch.web import Access, Deadlines, HttpServer, ListenError, Published, serve_http
 from stallwatch.web.addresses import listen, split_address
 from stallwatch.web.app import wants_openmetrics
+from stallwatch.web.assets import STYLE
 from stallwatch.web.changes import MOST_CHANGES, Change, Changes
 from stallwatch.web.log_facts import log_facts
 from stallwatch.web.page import Beside, html
@@ -367,6 +368,31 @@ def test_links_are_relative(path: str) -> None:
     assert f'<a href="{path[1:]}">metrics</a>' in page
     assert '<a href="api/v1/report">' in page
     assert 'href="/' not in page
+
+
+def brightness(colour: str) -> float:
+    """Relative luminance as WCAG 2 has it, of `#rgb` or `#rrggbb`."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    darker, brighter = sorted(map(brightness, (one, other)))
+    return (brighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_words_stand_out_from_what_is_behind_them(scheme: int) -> None:
+    """Also from the bars, which axe-core cannot measure."""
+    colours = dict(re.findall(r"--(\w+):(#\w+)", STYLE.split("@media")[scheme]))
+    behind = {"page": ("text", "soft", "bad", "warn", "good", "link"), "chip": ("text", "bad"), "load": ("text", "bad")}
+
+    pairs = {(word, back): contrast(colours[word], colours[back]) for back, words in behind.items() for word in words}
+
+    assert {pair: value for pair, value in pairs.items() if value < 4.5} == {}
+    assert contrast("#777777", "#ffffff") < 4.5 < contrast("#767676", "#fff")
 
 
 def test_a_page_of_64_servers_of_8_ranks_is_below_150_kb() -> None:
