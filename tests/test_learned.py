@@ -183,6 +183,28 @@ def test_a_phase_that_takes_much_longer_than_before_is_slow_and_no_page() -> Non
     assert after == ["working", "slow", "slow"]
 
 
+@pytest.mark.parametrize("seconds", [1.0, 600.0, 9000.0])
+def test_no_page_depends_on_it(seconds: float) -> None:
+    """Moves now and then, then stands still: only `slow` may differ."""
+    told = []
+    for known in (Learned(), taught((seconds, COLD), (seconds, COLD))):
+        feed = Feed(server=SPEC)
+        feed.episodes.learned = known
+        feed.look(0.0)
+        feed.tell(0.0, "load_begin", "TP0")
+        states = []
+        for number in range(40):
+            feed.of["TP0"].storage += 50 * MIB
+            states += [verdict.state for verdict in feed.quiet_until(number * 60.0, number * 60.0 + 60.0)]
+        states += [verdict.state for verdict in feed.quiet_until(2400.0, 3000.0)]
+        told.append(states)
+    without, learned = ([state.replace("slow", "working") for state in states] for states in told)
+
+    assert without == learned
+    assert {"working", "quiet", "stalled"} <= set(learned)
+    assert told[0] != told[1]
+
+
 def test_the_first_start_of_a_kind_has_the_default_budget() -> None:
     feed = fresh()
     at = start(feed, 0.0, 200.0)

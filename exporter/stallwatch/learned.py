@@ -24,6 +24,7 @@ MOST_STARTS = 5
 """Starts of one kind that are kept, cold ones and warm ones apart: many warm ones do not drive out a cold one."""
 MOST_KINDS = 64
 """Kinds of starts, and counts of similar ones; what was not asked for for the longest time is forgotten first."""
+MOST_KEYS = 1024
 LONGEST_PHASE_SECONDS = 7 * 86400.0
 
 LEAST_READ_BYTES = 1 << 30
@@ -52,6 +53,7 @@ class Kind:
     most_read: float = 0.0
     starts: int = 0
     last_timestamp: float = 0.0
+    _budgets: dict[str, float] | None = field(default=None, compare=False)  # of what is known now
 
     def add(self, seconds: Mapping[str, float], read_bytes: float, timestamp: float) -> None:
         self.most_read = max(self.most_read, read_bytes)
@@ -59,10 +61,15 @@ class Kind:
         (self.cold if is_cold else self.warm).append(
             {phase: round(seconds[phase], 1) for phase in TAUGHT if phase in seconds}
         )
-        self.starts, self.last_timestamp = self.starts + 1, timestamp
+        self.starts, self.last_timestamp, self._budgets = self.starts + 1, timestamp, None
 
-    def budgets(self, default: Callable[[str], float]) -> dict[str, float]:
+    def budgets(self) -> dict[str, float]:
         """Phase -> seconds.  Of cold and warm starts the slower; less than the default only with a cold one known."""
+        if self._budgets is None:
+            self._budgets = self._make_budgets(Thresholds().budget)
+        return self._budgets
+
+    def _make_budgets(self, default: Callable[[str], float]) -> dict[str, float]:
         found: dict[str, float] = {}
         knows = bool(self.cold) and len(self.cold) + len(self.warm) >= LEAST_STARTS
         for phase in TAUGHT:
@@ -85,10 +92,11 @@ class Learned:
 
     seal: Seal = unsealed
     kinds: dict[str, Kind] = field(default_factory=dict)
+    _keys: dict[tuple[str | int, ...], str] = field(default_factory=dict)  # asked for at every tick
 
     def use(self, seal: Seal, kept: Mapping[str, Kind]) -> None:
         """Make keys with `seal`, and know what was kept with it."""
-        self.seal, self.kinds = seal, dict(list(kept.items())[-MOST_KINDS:])
+        self.seal, self.kinds, self._keys = seal, dict(list(kept.items())[-MOST_KINDS:]), {}
 
     def learn(self, server: Server, seconds: Mapping[str, float], read_bytes: float, timestamp: float) -> None:
         """A start became ready, after so many seconds in each phase."""
@@ -114,8 +122,7 @@ class Learned:
         if kind is None:
             return thresholds
         self.kinds[key] = self.kinds.pop(key)
-        learned = kind.budgets(Thresholds().budget)
-        return replace(thresholds, budgets={**learned, **thresholds.budgets})
+        return replace(thresholds, budgets={**kind.budgets(), **thresholds.budgets})
 
     def similar(self, server: Server) -> dict[str, tuple[int, float]]:
         """Starts that became ready, of this model with the same arguments: by whether they decoded speculatively,
@@ -130,8 +137,7 @@ class Learned:
     def _key(self, server: Server, speculative: bool, version: str | None) -> str:
         """`version` None: any."""
         method = server.speculative if version is not None else ""
-        return self.seal(
-            "start",
+        words = (
             server.framework,
             server.model,
             server.tensor_parallel,
@@ -143,6 +149,11 @@ class Learned:
             method,
             "any" if version is None else f"release {version}",
         )
+        if words not in self._keys:
+            if len(self._keys) >= MOST_KEYS:
+                self._keys.clear()
+            self._keys[words] = self.seal("kind of start", *words)
+        return self._keys[words]
 
 
 def plain_kinds(kinds: Mapping[str, Kind]) -> list[list[object]]:
