@@ -9,7 +9,8 @@ import resource
 from dataclasses import dataclass
 
 MOST_CONNECTIONS = 256
-MOST_ACCEPTED = 256
+MOST_ACCEPTED = 16
+"""As many as may be connected would put out, in a burst, a client whose request has come and was not looked at."""
 
 _ENDLESS = 1 << 20
 """Taken for a limit that is none."""

@@ -52,6 +52,18 @@ class Client(Protocol):
     def abort(self) -> None: ...
 
 
+class Wire(Protocol):
+    """What a Connection needs of a socket's transport, or of TLS upon one."""
+
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+    def is_closing(self) -> bool: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+
 class Clients:
     """The open connections, and the limits they share."""
 
@@ -144,19 +156,22 @@ class Connection(asyncio.Protocol):
         self._idle = False  # answered before, and no byte of the next request has come
         self._answered = False  # the answer is written, though perhaps not yet taken
         self._undrained = False  # what is written has not been taken yet
-        self._transport: asyncio.Transport | None = None
+        self._transport: Wire | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     # --- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=1, low=0)  # with high=0 TLS pauses when all is sent
+        self.take(cast(asyncio.Transport, transport))
+
+    def take(self, wire: Wire) -> None:
+        """Begin to wait for requests on it."""
+        self._transport = wire
+        self._transport.set_write_buffer_limits(high=0)
         if not self._clients.admit():
             self._transport.abort()
             return
         self._wait(self._clients.deadlines.request)
-        self._advance()  # over TLS the first bytes can come with the end of the handshake, before we are told
 
     def data_received(self, data: bytes) -> None:
         if self._idle:
@@ -170,7 +185,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._undrained = False
-        if self._answered:  # TLS also pauses for what it sends itself
+        if self._answered:
             self._finish()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 from ..descriptors import Shares, shares
 from .access import EVERYBODY, Access
-from .addresses import ListenError, address_text, listen
+from .addresses import BACKLOG, ListenError, address_text, listen
 from .app import App, Reload
 from .connections import DEADLINES, Clients, Connection, Deadlines
-from .handshake import Handshake
 from .passwords import Gate
 from .published import Published
+from .secure import Secure
 
 MAX_REQUESTS = 40  # as node_exporter
 STOP_SECONDS = 1.5
@@ -79,7 +79,7 @@ class HttpServer:
         self.addresses: tuple[str, ...] = tuple(map(address_text, sockets))
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(LoopErrors())
-        self._backlog = room.accepted  # also how many asyncio accepts before it looks at one of them
+        self._at_once = room.accepted  # how many asyncio accepts before it looks at one of them: its `backlog`
         self._access = access
         gate = Gate(access, self._loop.call_soon_threadsafe)
         self._clients = Clients(app, gate, max_requests, deadlines, self._loop, room.connections)
@@ -88,8 +88,9 @@ class HttpServer:
 
     def start(self, sockets: Iterable[socket.socket]) -> None:
         for each in sockets:
-            listening = self._loop.create_server(self._client, sock=each, backlog=self._backlog)
+            listening = self._loop.create_server(self._client, sock=each, backlog=self._at_once)
             self._listeners.append(self._loop.run_until_complete(listening))
+            each.listen(BACKLOG)  # those who wait in the kernel cost us nothing
         self._thread.start()
 
     def _client(self) -> asyncio.Protocol:
@@ -97,7 +98,7 @@ class HttpServer:
         access = self._access()
         if access.tls is None:
             return Connection(self._clients)
-        return Handshake(self._clients, access, access.tls)
+        return Secure(self._clients, access, access.tls)
 
     def stop(self) -> None:
         """Close the sockets and every connection, and end the thread; returns within two seconds."""
