@@ -9,13 +9,15 @@ from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from feed import WALL, Feed, Serving, server
 from stallwatch.daemon import own_timeouts
 from stallwatch.deadlines import NO_TIMEOUTS, STRUCK_SECONDS, Limit, OwnTimeouts
 from stallwatch.exposition import render
 from stallwatch.frameworks import load_frameworks
-from stallwatch.model import CLOCKS, Report
+from stallwatch.model import CLOCKS, EVENTS, Event, Report
 from stallwatch.recording import Reader, header_line, server_document
 from stallwatch.replay import replay_lines
 from stallwatch.sources.discovery import read_facts
@@ -173,6 +175,41 @@ def test_copies_of_the_model_wait_apart_and_the_first_to_strike_is_shown() -> No
     run.tell(50.0, "load_end", "DP0-TP1")
 
     assert run.deadlines(60.0) == {"barrier": 510.0}
+
+
+@pytest.mark.parametrize(
+    ("facts", "came", "deadline"),
+    [
+        ({"pipeline_parallel": 2}, ["PP0-TP0", "PP0-TP1"], {}),  # the other stage loads on, and waits for itself
+        ({"pipeline_parallel": 2}, ["PP0-TP0", "PP1-TP0"], {"barrier": 490.0}),
+        ({"tensor_parallel": 4}, ["DP0-TP0", "DP1-TP1", "DP2-TP2", "DP3-TP3"], {}),  # attention alone is parallel
+        ({"tensor_parallel": 4}, ["DP0-TP0", "DP1-TP1", "DP2-TP2"], {"barrier": 490.0}),
+        ({"tensor_parallel": 1, "expected_ranks": ("a", "b")}, ["a"], {"barrier": 490.0}),
+        ({"tensor_parallel": 1, "expected_ranks": ("a", "b")}, ["a", "b"], {}),
+    ],
+)
+def test_who_waits_for_whom_at_a_barrier(facts: dict[str, Any], came: list[str], deadline: dict[str, float]) -> None:
+    run = told(started(**facts), *((10.0, "load_end", rank) for rank in came))
+
+    assert run.deadlines(20.0) == deadline
+
+
+RANKS = st.sampled_from([None, "TP0", "TP1", "DP0-TP1", "PP1-TP0", "engine", "TP999999"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(events=st.lists(st.tuples(st.sampled_from(EVENTS), RANKS), max_size=30), copies=st.integers(1, 3))
+def test_whatever_a_log_says_each_clock_runs_once_and_ends_with_the_start(
+    events: list[tuple[str, str | None]], copies: int
+) -> None:
+    run = started(data_parallel=copies, timeouts={"handshake": 600.0})
+    for number, (event, rank) in enumerate(events):
+        run.timeline.tell([Event(float(number), "s", event, rank, "log", {"done": float(number), "total": 99.0})])
+
+    assert all(0 <= at <= 31 + 1800 for at in run.deadlines(31.0).values())
+    assert len(run.now.deadlines.waits) <= len(CLOCKS) * 6
+    run.tell(32.0, "ready")
+    assert run.deadlines(33.0).keys() <= {"watchdog"}
 
 
 def test_a_model_of_one_process_waits_for_nobody() -> None:

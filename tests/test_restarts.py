@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from feed import WALL, Feed, server
 from stallwatch.episodes import FAILED_KEPT_SECONDS
@@ -184,6 +186,22 @@ def test_redeploys_are_no_loop_however_many(end: Callable[[Life], None]) -> None
         end(life)
 
     assert set(states) == {"working"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(ends=st.lists(st.sampled_from([orderly, stopped_unit, served, soon_again, seen_gone, unseen]), max_size=14))
+def test_fewer_than_five_unexplained_ends_in_a_row_are_never_a_failure(ends: list[Callable[[Life], None]]) -> None:
+    """Whatever comes between: an end on purpose, or a start that became ready, begins the row anew."""
+    life, row, longest = Life(), 0, 0
+    states = []
+    for end in ends:
+        life.begin()
+        states.append(life.state()[0])
+        end(life)
+        row = 0 if end in (orderly, stopped_unit, served) else row + 1
+        longest = max(longest, row)
+
+    assert longest >= LEAST_ENDED or "failed" not in states
 
 
 def test_jobs_that_end_when_their_work_is_done_are_no_loop() -> None:
