@@ -173,6 +173,8 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
         keeper.close(daemon)  # not after a bug in the tick: what it left behind is not to be trusted
     finally:
         http.stop()
+        if renewal is not None:
+            renewal.stop()
         daemon.close()
     return 0
 
