@@ -46,6 +46,8 @@ NOT_SHOWN = {
     "stallwatch_gpu_sm_activity_ratio": "from Hopper on, beside the utilisation",
     "stallwatch_log_bytes_total": "lines are shown",
     "stallwatch_log_last_line_timestamp_seconds": "the silence since is shown",
+    "stallwatch_server_similar_start_timestamp_seconds": "for the text of an alert",
+    "stallwatch_server_similar_starts": "for the text of an alert",
     "stallwatch_process_virtual_memory_bytes": "large for every process with a GPU, and no sign of trouble",
     "stallwatch_gpu_tensor_activity_ratio": "from Hopper on, beside the utilisation",
 }

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stallwatch.cards import Spin
 from stallwatch.config import Thresholds
 from stallwatch.model import (
     AMBIGUOUS_CHANNELS,
@@ -126,8 +127,9 @@ SECONDS = st.one_of(
 AGES = st.one_of(st.none(), SECONDS)
 CHANNEL = st.builds(ChannelState, st.sampled_from(CHANNELS), st.sampled_from(CHANNEL_STATES), AGES)
 CLASSES = st.one_of(st.none(), st.frozensets(st.sampled_from(WAITS)))
+NAMES = st.sampled_from(("TP0", "TP1", "TP2", "engine", "DP0-TP1"))
 RANK_FIELDS: dict[str, st.SearchStrategy[Any]] = {
-    "rank": st.sampled_from(("TP0", "TP1", "TP2", "engine", "DP0-TP1")),
+    "rank": NAMES,
     "alive": st.sampled_from((True, False, None)),
     "markers": st.integers(0, 3),
     "main_wait": st.one_of(st.none(), st.sampled_from(WAITS)),
@@ -137,6 +139,7 @@ RANK_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "disk_age": AGES,
     "traced": st.booleans(),
     "is_engine": st.booleans(),
+    "unread": st.frozensets(st.sampled_from(CHANNELS), max_size=2),
 }
 RANK = st.builds(RankEvidence, **RANK_FIELDS)
 READ_REASON = st.one_of(st.none(), st.sampled_from(READ_REASONS))
@@ -183,6 +186,13 @@ EVIDENCE_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "timeouts": st.integers(0, 5),
     "timeouts_span": SECONDS,
     "cards_rest": st.sampled_from((True, False, None)),
+    "compile_open": st.booleans(),
+    "spins": st.lists(st.builds(Spin, NAMES, SECONDS, st.booleans()), max_size=3).map(tuple),
+    "cards_work": st.booleans(),
+    "busy": st.frozensets(NAMES),
+    "lost_cards": st.lists(st.tuples(SECONDS, st.one_of(NAMES, st.just("frontend"))), max_size=2).map(tuple),
+    "cards_reason": st.sampled_from(("", "shared", "learning", *READ_REASONS)),
+    "driver_hangs": st.booleans(),
 }
 EVIDENCE = st.builds(Evidence, **EVIDENCE_FIELDS)
 
