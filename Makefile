@@ -28,7 +28,7 @@ run: $(VENV)/.installed
 	$(BIN)/stallwatch serve $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/pytest -m 'not e2e' $(PYTEST_ARGS)
+	$(BIN)/pytest -m 'not e2e' -n auto --maxprocesses 4 $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check $(LINTED)
