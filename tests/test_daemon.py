@@ -359,10 +359,10 @@ def test_a_certain_sign_ticks_at_once_and_a_plain_result_does_not() -> None:
 def test_the_first_look_of_a_source_ticks_at_once() -> None:
     node = Node()
     result = node.pollers["processes"].turn()
-    assert not node.daemon._wake.is_set()
+    assert not node.daemon._wake.is_rung
 
     node.daemon._notice(result)
-    assert node.daemon._wake.is_set()
+    assert node.daemon._wake.is_rung
 
 
 def test_a_bug_in_the_tick_ends_the_process_and_is_not_swallowed() -> None:
@@ -372,7 +372,7 @@ def test_a_bug_in_the_tick_ends_the_process_and_is_not_swallowed() -> None:
         raise ZeroDivisionError
 
     node.daemon._publish = bug
-    node.daemon._wake.set()
+    node.daemon._wake.ring()
 
     with pytest.raises(ZeroDivisionError):
         node.daemon.run()

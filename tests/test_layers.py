@@ -28,6 +28,7 @@ ALLOWED: Mapping[str, str] = {
     "strict_yaml": "",
     "clock": "",
     "startup": "",
+    "bell": "",
     "heartbeat": "",
     "signals": "model",
     "config": "model strict_yaml",
@@ -112,8 +113,8 @@ ALLOWED: Mapping[str, str] = {
     "kept": "model signals startup tracks server_timeline timeline deadlines restarts episodes",
     "memory": "model signals tracks idle_power cards server_timeline timeline learned episodes kept",
     "state_file": "",
-    "daemon": "model signals clock config frameworks sources sources.* server_timeline timeline deadlines verdict.*"
-    " episodes poller memory",
+    "daemon": "model signals bell clock config frameworks sources sources.* server_timeline timeline deadlines"
+    " verdict.* episodes poller memory",
     # From the Report to whoever reads it.
     "exposition": ". model signals config printable",
     "gpu_words": "model printable",

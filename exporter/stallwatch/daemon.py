@@ -7,7 +7,6 @@ waits for nobody: a source that hangs is seen as one whose results are old.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from . import signals
+from .bell import Bell
 from .clock import Clock
 from .config import Config, Thresholds
 from .deadlines import NO_TIMEOUTS, Limit, OwnTimeouts
@@ -88,7 +88,7 @@ class Daemon:
         self.config: Config = host.config
         self._publish, self._monotonic, self._wall, self._witness = publish, monotonic, wall, witness
         self._memory = memory
-        self._wake = threading.Event()
+        self._wake = Bell()
         self._stopping = False
         self.scene = Scene()
         self.pollers = tuple(pollers(lambda: self.scene, self._notice))
@@ -120,14 +120,13 @@ class Daemon:
         """Tick until `stop`.  A bug in the tick is not caught: the process ends rather than lie."""
         while not self._stopping:
             self._wake.wait(self.config.intervals.tick)
-            self._wake.clear()
             if not self._stopping:
                 self.tick()
 
     def stop(self) -> None:
         """End `run`; may be called from a signal handler."""
         self._stopping = True
-        self._wake.set()
+        self._wake.ring()
 
     def close(self, seconds: float = 1.0) -> None:
         """End the pollers; sources whose thread ended are closed, one that hangs is left behind."""
@@ -161,7 +160,7 @@ class Daemon:
                     poller.wake()
         if result.source not in self._latest or result.source in self._awaited or is_urgent(result):
             self._awaited.discard(result.source)
-            self._wake.set()
+            self._wake.ring()
 
     def once(self, seconds: float) -> Report:
         """One complete cycle: every source has read once with all servers known, or `seconds` are over."""
