@@ -284,7 +284,8 @@ def test_nothing_is_stalled_by_elapsed_time_alone(evidence: Evidence, previous: 
 
 @given(EVIDENCE, PREVIOUS)
 def test_a_name_is_that_of_a_rank_that_is_known(evidence: Evidence, previous: Verdict | None) -> None:
-    known = {rank.rank for rank in evidence.ranks} | {name for _, name in evidence.deaths} | {*evidence.missing_ranks}
+    known = {rank.rank for rank in evidence.ranks} | {*evidence.missing_ranks}
+    known |= {name for _, name in (*evidence.deaths, *evidence.lost_cards)}
     verdict = judge(evidence, T, previous, 1000.0)
 
     assert verdict.suspect_rank in known | {None, previous.suspect_rank if previous else None}
