@@ -57,7 +57,7 @@ def stays_failed(evidence: Evidence, thresholds: Thresholds, previous: Verdict |
     if previous is None or previous.state != "failed":
         return None
     first = max(_ends(evidence), default=None)
-    killed = previous.reason in ("rank_dead", "exited") and _was_killed(evidence, first)
+    killed = previous.reason in ("rank_dead", "exited") and not _is_job(evidence) and _was_killed(evidence, first)
     return Finding("failed", "out_of_memory" if killed else previous.reason, previous.suspect_rank)
 
 
@@ -75,10 +75,14 @@ def ended_orderly(evidence: Evidence, thresholds: Thresholds, previous: Verdict 
 
 def out_of_memory(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """The kernel killed a process for memory at the time at which one of this server went."""
-    done = evidence.role == "embedded" and _may_have_been_done(evidence)  # jobs come and go
-    if done or not any(_was_killed(evidence, age) for age in _ends(evidence)):
+    if _is_job(evidence) or not any(_was_killed(evidence, age) for age in _ends(evidence)):
         return None
     return Finding("failed", "out_of_memory", first_dead(evidence))
+
+
+def _is_job(evidence: Evidence) -> bool:
+    """An engine inside a program that may have done its work: such processes come and go."""
+    return evidence.role == "embedded" and _may_have_been_done(evidence)
 
 
 def _was_killed(evidence: Evidence, death_age: float | None) -> bool:
