@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -579,7 +580,15 @@ def restarted(node: Node, turn_bytes: int = READ_BYTES) -> Node:
         return (told, mark) if before == file else None
 
     after.source.told_before = told_before
+    if node.source.key_of is not None:
+        rows = node.source.sums(node.monotonic).get(node.server.name, ())
+        after.source.key_of = key_of
+        after.source.counted_before = lambda server: {row.key: row for row in rows if server.root == node.server.root}
     return after
+
+
+def key_of(server: Server, log: str, *file: int) -> str:
+    return seal("log", server.name, server.root, log, *file)
 
 
 def known(node: Node) -> list[tuple[str, tuple[int, int], int, str]]:
@@ -712,6 +721,225 @@ def test_files_that_a_pattern_finds_under_their_new_names_are_read_once(named: N
     seen = after.read()
 
     assert lines_of(seen) == {("stdout",): 1.0, ("stdout.1",): 1.0, ("stdout.2",): 4.0}
+
+
+# --- counters over a restart of ours --------------------------------------------------------------------------
+
+COUNTERS = ("log_lines_total", "log_bytes_total", "log_unmatched_lines_total", "log_heartbeat_lines_total")
+TIMES = ("log_rotations_total", "log_truncations_total", "log_read_errors_total")
+SUMS = ("log_events_total", "log_errors_total")
+ONE = "[2026-06-02 08:00:12 TP2] Load weight end.\nno pattern knows this\n"
+ANEW = "[2026-06-02 09:00:00 TP5] Load weight end.\n"
+
+
+def counts(seen: list[Observation]) -> dict[tuple[str, ...], float | str | None]:
+    """All counters, however the end of a load is called: that depends on what was loaded before."""
+    found = {(name, *labels): one for name in (*COUNTERS, *TIMES, *SUMS) for labels, one in values(seen, name).items()}
+    if (draft := found.pop(("log_events_total", "draft_load_end"), None)) is not None:
+        found["log_events_total", "load_end"] = float(found["log_events_total", "load_end"] or 0) + float(draft)
+    return found
+
+
+def grown(
+    after: dict[tuple[str, ...], float | str | None], before: dict[tuple[str, ...], float | str | None]
+) -> object:
+    """What each counter grew by, without those that stayed."""
+    assert after.keys() == before.keys()
+    pairs = {key: (float(after[key] or 0), float(before[key] or 0)) for key in after}
+    return {key: now - then for key, (now, then) in pairs.items() if now != then}
+
+
+@pytest.fixture
+def counted(named: Node) -> Node:
+    """A log named in the configuration that was rotated once and cut once before our restart."""
+    named.source.key_of = key_of
+    named.write(ONE + "Traceback (most recent call last):\n  x\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    named.read()
+    (named.folder / "stdout").rename(named.folder / "stdout.1")
+    named.write(ONE * 2)
+    named.read()
+    named.write(ANEW, mode="w")
+    named.read()
+    return named
+
+
+def growth_of(lines: int, text: str, unmatched: int = 0) -> dict[tuple[str, ...], float]:
+    of_log = {"log_lines_total": 1 * lines, "log_bytes_total": len(text), "log_unmatched_lines_total": unmatched}
+    events_of = {("log_events_total", "load_end"): float(text.count("Load weight end"))}
+    return {(name, "stdout"): float(number) for name, number in of_log.items() if number} | events_of
+
+
+def test_after_rotation_and_cut_every_counter_is_where_it_was_before_our_restart(counted: Node) -> None:
+    before = counts(counted.read())
+    after = restarted(counted)
+
+    seen = after.read()
+    assert grown(counts(seen), before) == {}
+    assert events(seen) == []
+    assert before["log_rotations_total", "stdout"] == before["log_truncations_total", "stdout"] == 1
+    assert before["log_lines_total", "stdout"] == 3 + 5 + 4 + 1
+
+    counted.write(ONE)
+    assert grown(counts(after.read()), before) == growth_of(2, ONE, unmatched=1)
+
+
+def test_without_rotation_the_counters_are_those_of_the_file(named: Node) -> None:
+    named.source.key_of = key_of
+    named.read()
+    after, without = restarted(named), restarted(named)
+    without.source.key_of = None
+    named.write(ONE)
+
+    assert counts(after.read()) == counts(without.read())
+
+
+def test_a_state_without_sums_is_read_as_it_was(counted: Node) -> None:
+    after = restarted(counted)
+    after.source.counted_before = lambda server: {}
+
+    assert lines_of(after.read()) == {("stdout",): 1.0}
+
+
+def test_another_start_of_the_server_begins_its_counters_anew(counted: Node) -> None:
+    after = restarted(counted)
+    after.server = replace(after.server, root=ProcessId(8, 200))
+
+    assert lines_of(after.read()) == {("stdout",): 1.0}
+
+
+def test_a_long_file_that_is_read_again_turn_by_turn_shows_no_counter_before_it_is_read(counted: Node) -> None:
+    counted.write(ONE * 5)
+    before = counts(counted.read())
+    after = restarted(counted, turn_bytes=50)
+
+    turns = [counts(after.read()) for _ in range(12)]
+
+    assert turns[0] == {("log_bytes_total", "stdout"): "timeout"}
+    assert grown(turns[-1], before) == {}
+
+
+def cut(node: Node) -> None:
+    node.write(ANEW, mode="w")
+
+
+def cut_and_longer(node: Node) -> None:
+    node.write(ANEW * 50, mode="w")
+
+
+def deleted(node: Node) -> None:
+    (node.folder / "stdout").unlink()
+    node.write(ANEW)
+
+
+def moved(node: Node) -> None:
+    (node.folder / "stdout").rename(node.folder / "stdout.1")
+    node.write(ANEW)
+
+
+def moved_far(node: Node) -> None:
+    """To where nobody finds it."""
+    (node.folder / "stdout").rename(node.folder / "x")
+    node.write(ANEW)
+
+
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [(cut, 1), (cut_and_longer, 50), (deleted, 1), (moved, 1), (moved_far, 1)],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_what_replaced_a_file_while_we_were_down_is_counted_once_and_nothing_else(
+    how: Callable[[Node], None], times: int, counted: Node
+) -> None:
+    counted.write(ONE * 3)
+    before = counts(counted.read())
+    after = restarted(counted)
+    how(counted)
+
+    seen = after.read()
+
+    assert grown(counts(seen), before) == growth_of(times, ANEW * times)
+    assert {event.rank for event in events(seen)} == {"TP5"}
+
+
+def test_several_rotations_while_we_were_down_are_counted_file_by_file(counted: Node) -> None:
+    before = counts(counted.read())
+    (counted.folder / "stdout.1").rename(counted.folder / "stdout.3")
+    after = moved_while_away(counted)
+
+    written = "".join(f"[2026-06-02 08:00:1{n} TP{n}] Load weight end.\n" for n in (2, 3, 4))
+    assert grown(counts(after.read()), before) == growth_of(3, written)
+
+
+def test_the_same_file_behind_another_number_of_its_device_is_counted_once(counted: Node) -> None:
+    before = counts(counted.read())
+    after = restarted(counted)
+    after.source.told_before = lambda server, log, file: None
+    counted.write(ONE)
+
+    assert grown(counts(after.read()), before) == growth_of(2, ONE, unmatched=1)
+
+
+def test_where_it_is_not_known_how_far_a_file_was_read_the_counters_do_not_fall_and_nothing_counts_twice(
+    counted: Node,
+) -> None:
+    before = counts(counted.read())
+    after = restarted(counted)
+    (row,) = after.source.counted_before(counted.server).values()
+    after.source.told_before = lambda server, log, file: None
+    after.source.counted_before = lambda server: {row.key: replace(row, position="", told=0, mark="")}
+
+    assert grown(counts(after.read()), before) == {}
+    counted.write(ONE)
+    assert grown(counts(after.read()), before) == growth_of(2, ONE, unmatched=1)
+
+
+def test_counters_go_on_over_several_restarts_also_in_the_middle_of_the_file(counted: Node) -> None:
+    counted.write(ONE * 5)
+    before = counts(counted.read())
+    node = counted
+    for turns in (1, 2, 1):
+        after = restarted(node, turn_bytes=50)
+        after.source.key_of = key_of
+        for _ in range(turns):
+            after.read()  # not read to its end when we are ended again
+        assert known(after) == []
+        rows, position = after.source.sums(after.monotonic), after.source.told_before
+        after.source.close()
+        node = Node(counted.folder, turn_bytes=50)
+        node.server, node.source.seal, node.source.key_of = counted.server, seal, key_of
+        node.source.told_before = position
+        node.source.counted_before = lambda server, rows=rows: {row.key: row for row in rows[server.name]}
+        for _ in range(20):
+            seen = node.read()
+
+    assert grown(counts(seen), before) == {}
+
+
+def test_the_events_of_a_log_that_does_not_come_again_stay_counted(counted: Node) -> None:
+    counted.write(ONE, "other")
+    counted.place("stdout", "other")
+    before = values(counted.read(), "log_events_total")
+    after = restarted(counted)
+    after.place("stdout")
+
+    assert values(after.read(), "log_events_total") == before
+    again = restarted(after)
+    again.place("stdout", "other")  # known by its sums
+    seen = again.read()
+    assert values(seen, "log_events_total") == before
+    assert lines_of(seen)["other",] == 2
+
+
+def test_logs_without_room_leave_their_events(counted: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_SUMS", 1)
+    counted.write(ONE, "other")
+    counted.place("stdout", "other")
+    before = values(counted.read(), "log_events_total")
+
+    assert len(counted.source.sums(counted.monotonic)[counted.server.name]) == 2  # the log, and the rest
+    after = restarted(counted)
+    after.place("stdout")
+    assert values(after.read(), "log_events_total") == before
 
 
 def test_how_far_the_logs_are_told_is_known_for_the_turn_that_was_taken(watched: Node) -> None:

@@ -23,6 +23,7 @@ from .frameworks import Framework
 from .memory import Memory, Place
 from .model import (
     Listener,
+    LogSums,
     ProcessId,
     Reading,
     Report,
@@ -259,13 +260,14 @@ class Daemon:
         if self._memory is None:
             return None
         places: Mapping[str, Iterable[Place]] = {}
+        sums: Mapping[str, Iterable[LogSums]] = {}
         for poller in self.pollers:
             latest = self._latest.get(poller.source.name)
             if latest is not None and isinstance(poller.source, Logs):
-                places = poller.source.places(latest.started)
+                places, sums = poller.source.places(latest.started), poller.source.sums(latest.started)
         monotonic = self._now + self._clock.skipped
         return self._memory.document(
-            self._timeline, self._episodes, self.scene.rank_names, places, self._now, monotonic
+            self._timeline, self._episodes, self.scene.rank_names, places, self._now, monotonic, sums
         )
 
     def _see_listeners(self, listeners: tuple[Listener, ...]) -> None:

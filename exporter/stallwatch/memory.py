@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from . import signals
@@ -31,7 +32,17 @@ from .kept import (
     timeline_of,
 )
 from .learned import MOST_KINDS, Kind, Row, kind_of, plain_kinds
-from .model import STARTUP_BUCKETS_SECONDS, ProcessId, RankName, Reading, Server
+from .model import (
+    ERROR_KINDS,
+    EVENTS,
+    STARTUP_BUCKETS_SECONDS,
+    LogCounts,
+    LogSums,
+    ProcessId,
+    RankName,
+    Reading,
+    Server,
+)
 from .server_timeline import ServerTimeline
 from .timeline import Timeline
 from .tracks import Track
@@ -49,6 +60,7 @@ MOST_SERVERS = 256
 MOST_STARTUPS = 64
 MOST_RANK_NAMES = 1024
 MOST_CARD_FIGURES = 2048
+LARGEST_COUNT = 1 << 53
 
 URGENCY = ("failed", "stalled", "suspect", "unknown", "quiet")
 """States in the order in which servers are kept when there is no room for all."""
@@ -70,8 +82,8 @@ class Settling:
 class Memory:
     """What was known before the restart, until it is found again; and all that is known, as a document.
 
-    `load` takes the document of the process before.  `position` and `starts_before` are asked by other threads:
-    what they rest on does not change after that.
+    `load` takes the document of the process before.  `position`, `counted` and `starts_before` are asked by other
+    threads: what they rest on does not change after that.
     """
 
     seal: Seal
@@ -82,6 +94,7 @@ class Memory:
     _cards: dict[str, float] = field(default_factory=dict)  # hash of what it is about -> watts
     _learned: dict[str, Kind] = field(default_factory=dict)  # until the first servers are met
     _positions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    _sums: Mapping[str, Mapping[str, LogSums]] = field(default_factory=dict)  # hash of the start -> of the log -> sums
     _starts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     _met: dict[str, ProcessId] = field(default_factory=dict)
     _settling: dict[str, Settling] = field(default_factory=dict)
@@ -99,7 +112,10 @@ class Memory:
         entries = [entry for entry in _listed(kept.get("servers"), MOST_SERVERS) if _is_entry(entry, monotonic)]
         self._servers = {entry["name"]: entry for entry in entries}
         self._starts = {entry["name"]: (entry["start"], entry["starts"]) for entry in entries}
-        self._positions = dict(position for entry in entries for position in _positions(entry))
+        self._sums = {entry["start"]: {sums.key: sums for sums in _log_sums(entry)} for entry in entries}
+        self._positions = dict(position for entry in entries for position in _positions(entry)) | {
+            sums.position: (sums.told, sums.mark) for of in self._sums.values() for sums in of.values() if sums.position
+        }
         self._startups = dict(_startups(_listed(kept.get("startups"), MOST_STARTUPS)))
         return None
 
@@ -112,13 +128,20 @@ class Memory:
 
     def position(self, server: Server, log: str, file: tuple[int, int]) -> tuple[int, str] | None:
         """How many bytes of a log were told of before the restart, and their mark; None = nothing is known."""
-        return self._positions.get(self._log_key(server, log, file))
+        return self._positions.get(self.log_key(server, log, *file))
+
+    def counted(self, server: Server) -> Mapping[str, LogSums]:
+        """What was counted of the logs of this start of a server, by `log_key`; of an old document nothing."""
+        return self._sums.get(self._start(server.name, server.root), {})
 
     def _start(self, name: str, root: ProcessId) -> str:
         return self.seal("start", name, root.pid, root.start_ticks)
 
-    def _log_key(self, server: Server, log: str, file: tuple[int, int]) -> str:
-        return self.seal("position", server.name, server.root.pid, server.root.start_ticks, log, *file)
+    def log_key(self, server: Server, log: str, *file: int) -> str:
+        """Hash of a log of this start of a server, or of the file (device, inode) that it is in."""
+        return self.seal(
+            "position" if file else "log", server.name, server.root.pid, server.root.start_ticks, log, *file
+        )
 
     # --- after the restart --------------------------------------------------------------------------------------
 
@@ -266,16 +289,17 @@ class Memory:
         places: Mapping[str, Iterable[Place]],
         clock: float,
         monotonic: float,
+        sums: Mapping[str, Iterable[LogSums]] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """All that is known, the most urgent server first.  `clock` and `monotonic` are the same moment.
 
-        `places`: server -> its followed logs as of what the timeline was told.
+        `places`: server -> its followed logs as of what the timeline was told, and `sums` what was counted of them.
         """
         names = list(names)
         entries = [
             entry
             for known in timeline
-            if (entry := self._entry(known, episodes, names, places.get(known.name, ()), clock, monotonic)) is not None
+            if (entry := self._entry(known, episodes, names, places, sums, clock, monotonic)) is not None
         ]
         waiting = [entry for entry in self._servers.values() if monotonic - entry["saved"] <= FAILED_KEPT_SECONDS]
         entries = sorted((*entries, *waiting), key=_urgency)[:MOST_SERVERS]
@@ -299,7 +323,8 @@ class Memory:
         timeline: ServerTimeline,
         episodes: Episodes,
         names: list[RankName],
-        places: Iterable[Place],
+        places: Mapping[str, Iterable[Place]],
+        sums: Mapping[str, Iterable[LogSums]],
         clock: float,
         monotonic: float,
     ) -> dict[str, Any] | None:
@@ -309,6 +334,7 @@ class Memory:
         if server.starts == 0 and episode.verdict.state != "failed":
             return None
         try:
+            counted = sums.get(server.name)  # None = its logs were not looked at yet: what was known stays
             return {
                 "name": self.seal("name", server.name),
                 "start": self._start(server.name, server.root),
@@ -318,7 +344,11 @@ class Memory:
                 "episode": plain(episode),
                 "timeline": None if timeline.root_gone_at is not None else timeline_of(timeline, self.seal),
                 "ranks": [[n.pid, n.rank] for n in names if n.server == server.name and is_closed(n.rank)],
-                "logs": [[self._log_key(server, log, file), told, mark] for log, file, told, mark in places],
+                "logs": [
+                    [self.log_key(server, log, *file), told, mark]
+                    for log, file, told, mark in places.get(server.name, ())
+                ],
+                "counted": list(map(_plain_sums, self.counted(server).values() if counted is None else counted)),
             }
         except ValueError:
             return None  # a number that is none: this server begins anew
@@ -404,6 +434,25 @@ def _positions(entry: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, str]]
         except ValueError:
             continue
         yield key, (told, mark)
+
+
+def _plain_sums(sums: LogSums) -> list[Any]:
+    counts = [plain(part) for part in (sums.counts.streams, sums.counts.events, sums.counts.errors)]
+    return [sums.key, sums.position, sums.told, sums.mark, *counts]
+
+
+def _log_sums(entry: Mapping[str, Any]) -> Iterator[LogSums]:
+    hint = tuple[str, str, int, str, dict[str, tuple[int, ...]], dict[str, int], dict[str, int]]
+    for each in _listed(entry.get("counted"), MOST_ITEMS):
+        try:
+            key, position, told, mark, streams, events, errors = read_value(each, hint, 0.0, Shift(0.0, 0.0))
+        except (ValueError, TypeError):  # a key of a row may be anything
+            continue
+        numbers = [number for row in streams.values() for number in row]
+        if all(0 <= number < LARGEST_COUNT for number in (*numbers, *events.values(), *errors.values())):
+            known = {word: events[word] for word in EVENTS if word in events}
+            kinds = {word: errors[word] for word in ERROR_KINDS if word in errors}
+            yield LogSums(key, position, told, mark, LogCounts(streams, known, kinds))
 
 
 def _startups(items: list[Any]) -> Iterator[tuple[str, tuple[list[int], float]]]:

@@ -268,6 +268,32 @@ class LogPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class LogCounts:
+    """What was counted of one log, files that are gone included.
+
+    `streams`: by "", `stdout` or `stderr` its counters, in the order of the source; events and errors are those of all.
+    """
+
+    streams: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    events: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSums:
+    """One log over a restart of ours: what was counted of it when its file was read up to `told` bytes.
+
+    `key` and `position` are keyed hashes: of server, start and log, and of these and the file ("" = no file was open).
+    """
+
+    key: str
+    position: str
+    told: int
+    mark: str
+    counts: LogCounts
+
+
+@dataclass(frozen=True, slots=True)
 class HealthTarget:
     """A configured health URL; `bearer_file` names a file whose content is sent as a bearer token."""
 

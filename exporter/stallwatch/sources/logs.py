@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from operator import add
@@ -20,7 +20,9 @@ from ..model import (
     ERROR_KINDS,
     EVENTS,
     Event,
+    LogCounts,
     LogPlace,
+    LogSums,
     Observation,
     ProcessId,
     RankName,
@@ -59,6 +61,8 @@ LONGEST_LOG_SECONDS = 10 * 366 * 86400.0
 FALLBACK = "generic"
 ALL = 1 << 62
 """More bytes than any file has."""
+MOST_SUMS = 256
+"""Logs of a server of which it is kept what was counted of them, closed ones included; of more the events only."""
 KEPT_TURNS = 64
 """Turns of which it is remembered how far the logs were read: more than may wait for the daemon."""
 
@@ -122,6 +126,48 @@ _Heard = tuple[_Voice, Batch]
 _Counts = tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Before:
+    """What was counted of a log before it was opened: of closed ones of its name, and before a restart of ours."""
+
+    streams: dict[str, _Counts] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, counts: LogCounts) -> _Before:
+        return cls(dict(counts.streams), Counter(counts.events), Counter(counts.errors))
+
+    def add(self, log: _Log) -> None:
+        for stream, voice in log.voices.items():
+            self.streams[stream] = _sum(_counts(log, voice), self.streams.get(stream))
+            self.events.update(voice.scanner.events)
+            self.errors.update(voice.scanner.errors)
+
+    def take_off(self, log: _Log, *, at_least_none: bool) -> None:
+        """Lines that were counted before, and have been counted once more by now."""
+        again = _Before()
+        again.add(log)
+        least = 0 if at_least_none else -ALL
+        for stream, counts in again.streams.items():
+            known = self.streams.get(stream, _NONE)
+            of_lines = [max(least, one - other) for one, other in zip(known, counts[:_OF_LINES], strict=False)]
+            self.streams[stream] = (*of_lines, *known[_OF_LINES:])
+        for mine, others in ((self.events, again.events), (self.errors, again.errors)):
+            for word, number in others.items():
+                mine[word] = max(least, mine[word] - number)
+
+    def counts(self) -> LogCounts:
+        return LogCounts(dict(self.streams), _some(self.events), _some(self.errors))
+
+
+_NOTHING = _Before()
+
+
+def _some(numbers: Counter[str]) -> dict[str, int]:
+    return {word: number for word, number in numbers.items() if number > 0}
+
+
 class _Log:
     """One place of one server: the bytes, what they say, and since when they come as they are written.
 
@@ -139,6 +185,11 @@ class _Log:
         self.voices: dict[str, _Voice] = {}  # by stream, "" for a file that no runtime wrote
         self.told: int | None = None  # bytes whose events were told before a restart of ours; None = not known yet
         self.marked = 0, ""  # bytes read, and their mark
+        self.sums: LogSums | None = None  # of before a restart of ours, until it is read as far as then
+        self.before: _Before | None = None  # with the numbers of `sums`
+        self.is_known = False  # whether the file is the one that was followed then
+        self.is_certain = True  # whether it is known where that reading ended, or that its file is gone
+        self.noted: tuple[tuple[object, ...], LogSums] | None = None
         self.earlier: list[Earlier] | None = None  # files of before that are still to be read; None = not looked for
         self._make_scanner, self._name_of = make_scanner, name_of
         self._unwrapper = StreamUnwrapper()
@@ -189,7 +240,25 @@ class _Log:
             most_bytes -= tail.bytes_read - before
             if tail.rotations or tail.truncations or tail.bytes_read == before:
                 self.told = 0  # it is another file by now
+        if isinstance(tail, LogTail) and self._is_passed(tail):
+            self.settle()
         yield from self._read(most_bytes)
+
+    def _is_passed(self, tail: LogTail) -> bool:
+        """Whether all that was told before a restart has been read again."""
+        is_open = tail.identity is not None and self.told is not None and self.earlier is not None
+        return is_open and not self.earlier and self._past is None and tail.offset >= (self.told or 0)
+
+    def settle(self, *, at_end: bool = False) -> None:
+        """Go on from the sums of before a restart: what was counted then and was read again is counted once.
+
+        Called where that reading ended.  Where this is not known, `at_end` of what was there when we came: the
+        numbers are those of before, or those of what is there, whichever are higher.
+        """
+        if self.sums is None or self.before is None or not (self.is_certain or at_end):
+            return
+        self.before.take_off(self, at_least_none=not self.is_certain)
+        self.sums = None
 
     def _read_earlier(self, most_bytes: int) -> Generator[_Heard, None, int]:
         """Files of before, each in its turn; returns how many bytes may still be read."""
@@ -217,6 +286,7 @@ class _Log:
             if old := chunk[: max(0, left)]:
                 yield list(map(_names_only, self._feed(old)))
             if new := chunk[len(old) :]:
+                self.settle()
                 yield list(self._feed(new))
             left -= len(chunk)
         yield list(self._hear(self._unwrapper.leave()))
@@ -229,6 +299,8 @@ class _Log:
             if isinstance(self.tail, JournalTail) and self.tail.is_old:
                 yield from map(_names_only, self._feed(chunk))
             else:
+                if isinstance(self.tail, JournalTail):
+                    self.settle()
                 yield from self._feed(chunk)
         yield from self._take_pending()
 
@@ -254,6 +326,8 @@ class _Log:
         for voice in spoke:
             voice.last_line = wall if self._caught_up else self.modified(voice)
         self._caught_up = self._caught_up or self._history_is_read()
+        if self._caught_up:
+            self.settle(at_end=True)
 
     def modified(self, voice: _Voice) -> float | None:
         """Unix time of the last line of a voice: the file's last change, or as much earlier as its runtime says."""
@@ -270,13 +344,14 @@ class _Log:
         """All that was there at the first look: a log that is written faster than read never has no backlog."""
         tail = self.tail
         is_read = not tail.backlog or tail.bytes_read >= (tail.found or 0)
-        return tail.identity is not None and is_read and not self.earlier and self._past is None
+        return tail.identity is not None and is_read and self.earlier == [] and self._past is None
 
     def _at_boundary(self) -> None:
         """Another file follows, or the same one anew.
 
         A line that a runtime wrote in pieces may go on in the file it made when it moved this one aside.
         """
+        self.settle()
         if self._unwrapper.form and self.tail.truncations == self._truncations:
             self._pending.extend(self._hear(self._unwrapper.leave()))
             return
@@ -295,27 +370,43 @@ def _names_only(heard: _Heard) -> _Heard:
 
 @dataclass(slots=True)
 class _ServerLogs:
-    """The logs of one server name, over its starts."""
+    """The logs of one server name, over its starts.
 
+    `unclaimed`: what was counted before a restart of ours of logs that are not there (yet), by the hash of the log.
+    """
+
+    server: Server
     root: ProcessId
     places: LogPlaces
     wanted: tuple[LogPlace, ...] = ()  # places and patterns, as configured
     logs: dict[str, _Log] = field(default_factory=dict)
-    before: dict[str, dict[str, _Counts]] = field(default_factory=dict)  # of closed ones: place -> log -> counts
-    events_before: Counter[str] = field(default_factory=Counter)
-    errors_before: Counter[str] = field(default_factory=Counter)
+    before: dict[str, _Before] = field(default_factory=dict)  # by place
+    given_up: _Before = field(default_factory=_Before)  # events of places that are no more
+    unclaimed: dict[str, LogSums] = field(default_factory=dict)
     absent_turns: int = 0
     told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn: event or kind -> its own
 
     def drop(self, name: str) -> None:
         """Close a log; what it counted stays counted."""
         log = self.logs.pop(name)
-        before = self.before.setdefault(name, {})
-        for voice in log.voices.values():
-            before[voice.name] = _sum(_counts(log, voice), before.get(voice.name))
-            self.events_before.update(voice.scanner.events)
-            self.errors_before.update(voice.scanner.errors)
+        if log.sums is not None:
+            self.unclaimed[log.sums.key] = log.sums
+            self.before.pop(name, None)
+        else:
+            self.before.setdefault(name, _Before()).add(log)
         log.tail.close()
+
+    def give_up(self, name: str) -> None:
+        """Nobody will ask for this log again; its events stay counted."""
+        if (before := self.before.pop(name, None)) is not None:
+            self.given_up.events.update(before.events)
+            self.given_up.errors.update(before.errors)
+
+    def claim(self, log: _Log, key: str) -> None:
+        """Let a log that was opened go on from what was counted of it before a restart of ours."""
+        log.sums = self.unclaimed.pop(key, None)
+        if log.sums is not None:
+            log.before = self.before[log.place.name] = _Before.of(log.sums.counts)
 
     def name_of(self, place: LogPlace, stream: str) -> str:
         """The name of a stream in a runtime's file: its own, unless another log has it."""
@@ -334,14 +425,12 @@ class _ServerLogs:
 
     def totals(self) -> tuple[dict[str, int], dict[str, int]]:
         """Events, and errors by kind, of all logs."""
-        events, errors = dict(self.events_before), dict(self.errors_before)
-        for log in self.logs.values():
-            for voice in log.voices.values():
-                for event, number in voice.scanner.events.items():
-                    events[event] = events.get(event, 0) + number
-                for kind, number in voice.scanner.errors.items():
-                    errors[kind] = errors.get(kind, 0) + number
-        return events, errors
+        closed, elsewhere = (self.given_up, *self.before.values()), [sums.counts for sums in self.unclaimed.values()]
+        open_ones = [voice.scanner for log in self.logs.values() for voice in log.voices.values()]
+        return (
+            _total([one.events for part in (closed, elsewhere, open_ones) for one in part]),
+            _total([one.errors for part in (closed, elsewhere, open_ones) for one in part]),
+        )
 
 
 _COUNTERS = (
@@ -353,6 +442,9 @@ _COUNTERS = (
     LOG_TRUNCATIONS,
     LOG_READ_ERRORS,
 )
+_NONE: _Counts = (0,) * len(_COUNTERS)
+_OF_LINES = _COUNTERS.index(LOG_ROTATIONS)
+"""So many of them are about what stands in a file; the others about the file."""
 
 
 def _counts(log: _Log, voice: _Voice | None = None) -> _Counts:
@@ -367,6 +459,14 @@ def _counts(log: _Log, voice: _Voice | None = None) -> _Counts:
 
 def _sum(counts: _Counts, before: _Counts | None) -> _Counts:
     return counts if before is None else tuple(map(add, counts, before))
+
+
+def _total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = dict[str, int]()
+    for part in parts:
+        for word, number in part.items():
+            total[word] = total.get(word, 0) + number
+    return total
 
 
 def _again(told: dict[str, Reading], key: str, signal: Signal, value: float, *labels: str) -> Reading:
@@ -430,7 +530,11 @@ class Logs:
         self._refused: set[tuple[str, str]] = set()  # server and log, at the last turn
         self.seal: Callable[..., str] | None = None  # set where a state is kept
         self.told_before: Callable[[Server, str, Identity], tuple[int, str] | None] = lambda server, log, file: None
-        self._places: tuple[tuple[float, dict[str, list[Place]]], ...] = ()
+        self.key_of: Callable[..., str] | None = (
+            None  # hash of server, log and file (device, inode) or none; with `seal`
+        )
+        self.counted_before: Callable[[Server], Mapping[str, LogSums]] = lambda server: {}
+        self._places: tuple[tuple[float, dict[str, list[Place]], dict[str, tuple[LogSums, ...]]], ...] = ()
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         """Read every log on, and tell what was new and all counts.
@@ -460,8 +564,8 @@ class Logs:
     # --- one server --------------------------------------------------------------------------------------
 
     def _read_server(self, server: Server, ready: bool, now: Moment) -> Iterator[Observation]:
-        logs = self._servers.setdefault(server.name, _ServerLogs(server.root, LogPlaces(self._limits.logs, self._far)))
-        logs.absent_turns = 0
+        logs = self._servers.get(server.name) or self._begin(server)
+        logs.server, logs.absent_turns = server, 0
         yield from self._arrange(logs, server, now.monotonic)
         for log in logs.logs.values():
             if ready:
@@ -471,7 +575,7 @@ class Logs:
             if log.earlier is None:
                 self._look_back(log, server)
             yield from self._read_log(log, server.name, now)
-            yield from self._log_readings(log, server.name, logs.before.get(log.place.name, {}))
+            yield from self._log_readings(log, server.name, logs.before.get(log.place.name, _NOTHING))
         if any(log.catching_up for log in logs.logs.values()):
             return  # a part of the history now would be a step later
         events, errors = logs.totals()
@@ -479,6 +583,15 @@ class Logs:
             yield _again(logs.told, event, LOG_EVENTS, float(events.get(event, 0)), server.name, event)
         for kind in ERROR_KINDS:
             yield _again(logs.told, f"error {kind}", LOG_ERRORS, float(errors.get(kind, 0)), server.name, kind)
+
+    def _begin(self, server: Server) -> _ServerLogs:
+        logs = _ServerLogs(server, server.root, LogPlaces(self._limits.logs, self._far))
+        if self.key_of is not None:
+            logs.unclaimed = dict(self.counted_before(server))
+            if (sums := logs.unclaimed.pop(self.key_of(server, ""), None)) is not None:
+                logs.given_up = _Before.of(sums.counts)
+        self._servers[server.name] = logs
+        return logs
 
     def _arrange(self, logs: _ServerLogs, server: Server, at: float) -> Iterator[Reading]:
         """Open and close logs so that they are those of the server's places, each file once."""
@@ -493,7 +606,7 @@ class Logs:
             elif (place.path, place.owner) != (logs.logs[name].place.path, logs.logs[name].place.owner):
                 logs.logs[name].move(place)
         for name in logs.places.given_up:
-            logs.before.pop(name, None)
+            logs.give_up(name)
         room = self._limits.logs - sum(len(other.logs) for other in self._servers.values())
         for name, place in places.items():
             if place.reason == "absent" or name in logs.logs:
@@ -503,7 +616,9 @@ class Logs:
             if place.reason or room <= 0:
                 yield LOG_BYTES.missing(place.reason or "error", server.name, name)
                 continue
-            logs.logs[name] = self._log(logs, place, server)
+            log = logs.logs[name] = self._log(logs, place, server)
+            if self.key_of is not None and logs.unclaimed:
+                logs.claim(log, self.key_of(server, name))
             room -= 1
 
     def _log(self, logs: _ServerLogs, place: LogPlace, server: Server) -> _Log:
@@ -569,12 +684,13 @@ class Logs:
             for hit in _told(told[voice.name]):
                 yield Event(at, server, hit.event, hit.rank, voice.name, hit.fields, _dated(voice, modified, hit))
 
-    def _log_readings(self, log: _Log, server: str, before: dict[str, _Counts]) -> Iterator[Reading]:
+    def _log_readings(self, log: _Log, server: str, before: _Before) -> Iterator[Reading]:
         if log.is_silent:
             return
-        voices: dict[str, _Voice | None] = {voice.name: voice for voice in log.voices.values()}
-        for name, voice in (voices or {log.place.name: None}).items():
-            counts, told = _sum(_counts(log, voice), before.get(name)), voice.told if voice is not None else {}
+        voices: dict[str, _Voice | None] = dict(log.voices)
+        for stream, voice in (voices or {"": None}).items():
+            name, told = (voice.name, voice.told) if voice is not None else (log.place.name, {})
+            counts = _sum(_counts(log, voice), before.streams.get(stream))
             if log.tail.reason is not None:
                 yield LOG_READ_ERRORS.read(float(counts[_COUNTERS.index(LOG_READ_ERRORS)]), server, name)
                 yield LOG_BYTES.missing(log.tail.reason, server, name)
@@ -596,8 +712,15 @@ class Logs:
             pass
         if (file := log.tail.identity) is None:
             return
-        told, mark = self.told_before(server, log.place.name, file) or (0, "")
-        log.told = told if told and self.seal is not None and log.tail.mark(told, self.seal) == mark else 0
+        before, sums, now = self.told_before(server, log.place.name, file), log.sums, None
+        told, mark = before or ((sums.told, sums.mark) if sums else (0, ""))  # its device may have another number now
+        if told and mark and self.seal is not None:
+            now = log.tail.mark(told, self.seal)
+        log.told = told if now is not None and now == mark else 0
+        log.is_known = bool(log.told) or (before is not None and not told)
+        if sums is not None:
+            is_another = bool(mark) and (now is not None or (log.tail.found or 0) < told)
+            log.is_certain = bool(sums.position) and (log.is_known or not told or is_another)
         if isinstance(log.tail, JournalTail):
             log.tail.told = log.told
 
@@ -624,11 +747,13 @@ class Logs:
             log.chunks_of = lambda earlier: self._guards.chunks(mount, read_earlier(earlier))
         if not is_runtimes(path):
             return
-        is_told = bool(log.told)
+        is_told = log.is_known
         for earlier in reversed(log.earlier):
             before = self.told_before(server, log.place.name, earlier.identity)
             earlier.told = ALL if is_told else before[0] if before else 0
             is_told = is_told or before is not None
+        if log.earlier and not is_told:
+            log.is_certain = False  # packed since, it may be, so that it is not known again
 
     def _moved_while_away(self, log: _Log, server: Server) -> list[Earlier]:
         """The file that was followed before a restart of ours, under another name by now, and those that came after.
@@ -652,7 +777,7 @@ class Logs:
         """Keep how far every log is read as of this turn: the daemon takes the results of a turn later."""
         if self.seal is None:
             return
-        places: dict[str, list[Place]] = {}
+        places, sums = dict[str, list[Place]](), dict[str, tuple[LogSums, ...]]()
         for name, logs in self._servers.items():
             for log in logs.logs.values():
                 if (file := log.tail.identity) is None or log.catching_up:
@@ -660,11 +785,49 @@ class Logs:
                 if log.marked[0] != log.tail.offset:
                     log.marked = log.tail.offset, log.tail.mark(log.tail.offset, self.seal) or ""
                 places.setdefault(name, []).append((log.place.name, file, *log.marked))
-        self._places = (*self._places[-KEPT_TURNS:], (now.monotonic, places))
+            if self.key_of is not None:
+                sums[name] = self._sums(logs, self.key_of)
+        self._places = (*self._places[-KEPT_TURNS:], (now.monotonic, places, sums))
+
+    def _sums(self, logs: _ServerLogs, key_of: Callable[..., str]) -> tuple[LogSums, ...]:
+        """What was counted of every log of a server; of more than there is room for the events only."""
+        names = dict.fromkeys((*logs.logs, *logs.before))
+        rows = [row for name in names if (row := self._sums_of(logs, name, key_of)) is not None]
+        rows += logs.unclaimed.values()
+        rest = _Before.of(logs.given_up.counts())
+        for row in rows[MOST_SUMS:]:
+            rest.events.update(row.counts.events)
+            rest.errors.update(row.counts.errors)
+        if rest.events or rest.errors:
+            rows[MOST_SUMS:] = [LogSums(key_of(logs.server, ""), "", 0, "", rest.counts())]
+        return tuple(rows[: MOST_SUMS + 1])
+
+    @staticmethod
+    def _sums_of(logs: _ServerLogs, name: str, key_of: Callable[..., str]) -> LogSums | None:
+        """None while nothing is known: of what is still read only what was counted before counts."""
+        log, before = logs.logs.get(name), logs.before.get(name)
+        if log is None or log.catching_up:
+            if log is not None and log.sums is not None:
+                return log.sums
+            return None if before is None else LogSums(key_of(logs.server, name), "", 0, "", before.counts())
+        if log.sums is not None:
+            return log.sums
+        tail, file, server = log.tail, log.tail.identity, logs.server
+        stamp = server.root, file, log.marked, tail.bytes_read, tail.rotations, tail.truncations, tail.errors
+        if log.noted is None or log.noted[0] != stamp:
+            both = _Before.of(before.counts()) if before is not None else _Before()
+            both.add(log)
+            place = (key_of(server, name, *file), *log.marked) if file is not None else ("", 0, "")
+            log.noted = stamp, LogSums(key_of(server, name), *place, both.counts())
+        return log.noted[1]
 
     def places(self, started: float) -> dict[str, list[Place]]:
         """server -> its logs, as of the turn that began at `started` (or the last one before)."""
-        return next((places for at, places in reversed(self._places) if at <= started), {})
+        return next((places for at, places, _ in reversed(self._places) if at <= started), {})
+
+    def sums(self, started: float) -> dict[str, tuple[LogSums, ...]]:
+        """server -> what was counted of its logs, as of the same turn."""
+        return next((sums for at, _, sums in reversed(self._places) if at <= started), {})
 
     # --- the next turn -------------------------------------------------------------------------------------
 
