@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from stallwatch.sources.log_tail import LogTail
 from stallwatch.sources.logs import LAST_WORDS_READS, _Log
 from test_journal import printed, record
 from test_log_decode import cri, docker
-from test_logs import WALL, Node, known, restarted, seal, values
+from test_logs import WALL, Node, key_of, known, restarted, seal, values
 from test_logs import events as all_events
 
 ID = "0123456789abcdef" * 4
@@ -311,6 +311,85 @@ def test_what_was_told_before_a_restart_of_ours_is_not_told_again_from_a_rotated
     assert [event.event for event in events(seen)] == ["load_end", "memory_pool"]
     assert values(seen, "log_lines_total") == {("stderr",): 3.0}
     assert known(after)
+
+
+@pytest.fixture
+def rotated(container: Container) -> Container:
+    """Two files were moved aside, of the second one the end of a stream."""
+    container.source.seal, container.source.key_of = seal, key_of
+    container.wrote(docker(f"{END}\n"))
+    container.read()
+    for number in (1, 2):
+        for old in range(number, 1, -1):
+            (container.folder / f"{container.log}.{old - 1}").rename(container.folder / f"{container.log}.{old}")
+        rotate(container, f"{container.log}.1")
+        container.wrote(docker(f"{POOL}\n"), docker("x\n", "stdout"))
+        container.find()
+        container.read()
+    return container
+
+
+LINES = {("stderr",): 4.0, ("stdout",): 2.0}
+
+
+def gone(container: Container) -> None:
+    (container.folder / f"{container.log}.2").unlink()
+
+
+def packed(container: Container) -> None:
+    """Into another file: nothing tells that it is the same."""
+    for number in (1, 2):
+        old = container.folder / f"{container.log}.{number}"
+        Path(f"{old}.gz").write_bytes(gzip.compress(old.read_bytes()))
+        os.utime(f"{old}.gz", (WALL, WALL))
+        old.unlink()
+
+
+def rotated_once_more(container: Container) -> None:
+    (container.folder / f"{container.log}.2").rename(container.folder / f"{container.log}.3")
+    (container.folder / f"{container.log}.1").rename(container.folder / f"{container.log}.2")
+    rotate(container, f"{container.log}.1")
+    container.wrote(docker("y\n", "stdout"), docker("y\n"))
+    container.find()
+
+
+def rotated_and_packed(container: Container) -> None:
+    rotated_once_more(container)
+    packed(container)
+
+
+def rotated_and_gone(container: Container) -> None:
+    rotated_once_more(container)
+    for number in (1, 2, 3):
+        (container.folder / f"{container.log}.{number}").unlink()
+
+
+@pytest.mark.parametrize(
+    ("how", "new"),
+    [
+        (lambda container: None, 0),
+        (gone, 0),
+        (packed, 0),
+        (rotated_once_more, 1),
+        (rotated_and_packed, 1),
+        (rotated_and_gone, 1),
+    ],
+)
+def test_the_counters_of_a_containers_log_go_on_whatever_became_of_its_files(
+    how: Callable[[Container], None], new: int, rotated: Container
+) -> None:
+    before = rotated.read()
+    assert values(before, "log_lines_total") == LINES
+    after = restarted(rotated)
+    how(rotated)
+    after.server = rotated.server
+
+    seen = after.read()
+
+    assert values(seen, "log_lines_total") == {stream: lines + new for stream, lines in LINES.items()}
+    assert values(seen, "log_rotations_total") == values(before, "log_rotations_total")
+    rotated.wrote(docker(f"{END}\n"))
+    assert values(after.read(), "log_lines_total") == {("stderr",): 5.0 + new, ("stdout",): 2.0 + new}
 
 
 @pytest.mark.parametrize(

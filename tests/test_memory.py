@@ -17,7 +17,7 @@ from stallwatch import signals
 from stallwatch.exposition import render
 from stallwatch.kept import CARRIED, CARRIED_SIGNALS, LEFT_OUT, Shift, plain, record
 from stallwatch.memory import COUNTED_GAP_SECONDS, HISTORY_SECONDS, MOST_SERVERS, NAMING_SECONDS, Memory, Place
-from stallwatch.model import ProcessId, RankName, Reading, Report, ServerReport
+from stallwatch.model import LogCounts, LogSums, ProcessId, RankName, Reading, Report, ServerReport
 from stallwatch.presentation import document as document_of
 from stallwatch.server_timeline import MOST_STEPS, Steps
 from stallwatch.timeline import FLOORS, MIB
@@ -39,6 +39,7 @@ class Run(Feed):
     memory: Memory = field(default_factory=lambda: Memory(seal, "this boot"))
     skipped: float = 0.0
     places: Mapping[str, Iterable[Place]] = field(default_factory=dict)
+    sums: Mapping[str, Iterable[LogSums]] = field(default_factory=dict)
     names: tuple[RankName, ...] = ()
 
     def put(self, readings: Iterable[Reading], t: float) -> None:
@@ -59,7 +60,9 @@ class Run(Feed):
         self.put(self.serving.readings(self.server.name), t)
 
     def document(self, t: float) -> dict[str, Any]:
-        return self.memory.document(self.timeline, self.episodes, self.names, self.places, t, t + self.skipped)
+        return self.memory.document(
+            self.timeline, self.episodes, self.names, self.places, t, t + self.skipped, self.sums
+        )
 
     def restarted(self, t: float, after: float = 10.0, boot: str = "this boot") -> Run:
         """The next process, which begins `after` seconds on a clock without pauses; what the server did stays."""
@@ -553,12 +556,96 @@ def test_places_of_logs_are_known_for_the_same_start_and_file_only() -> None:
     assert position(replace(after.server, root=ProcessId(1, 1)), "server.log", (1, 2)) is None
 
 
+def sums(run: Run, log: str = "server.log", file: tuple[int, ...] = (1, 2)) -> LogSums:
+    counts = LogCounts({"": (9, 4096, 3, 1, 2, 1, 0), "stderr": (1,) * 7}, {"load_end": 4}, {"oom": 1})
+    position = run.memory.log_key(run.server, log, *file)
+    return LogSums(run.memory.log_key(run.server, log), position, 4096, "mark", counts)
+
+
+def test_what_was_counted_of_logs_is_known_for_the_same_start_only() -> None:
+    before = stalled()
+    kept = sums(before)
+    before.sums = {NAME: [kept]}
+    after = before.restarted(300.0)
+
+    assert after.memory.counted(after.server) == {after.memory.log_key(after.server, "server.log"): kept}
+    assert after.memory.position(after.server, "server.log", (1, 2)) == (4096, "mark")
+    assert after.memory.counted(replace(after.server, root=ProcessId(1, 1))) == {}
+    assert after.memory.counted(replace(after.server, name="another")) == {}
+    assert before.restarted(300.0, boot="another boot").memory.counted(after.server) == {}
+
+
+def test_a_restart_before_the_logs_were_looked_at_forgets_no_count() -> None:
+    before = stalled()
+    before.sums = {NAME: [sums(before)]}
+    after = before.restarted(300.0)
+    after.first_report(310.0)
+
+    again = after.restarted(310.0).memory
+    assert again.counted(before.server) == after.memory.counted(before.server) != {}
+    assert again.position(before.server, "server.log", (1, 2)) == (4096, "mark")
+    after.sums = {NAME: []}
+    assert after.restarted(310.0).memory.counted(before.server) == {}
+
+
+def test_a_document_of_before_there_were_sums_is_read_without() -> None:
+    before = stalled()
+    before.places, before.sums = {NAME: [("server.log", (1, 2), 4096, "mark")]}, {NAME: [sums(before, "other.log")]}
+    document = before.document(300.0)
+    for entry in document["servers"]:
+        del entry["counted"]
+    memory = Memory(seal, "this boot")
+
+    assert memory.load(document, 300.0 + SKIPPED) is None
+    assert memory.counted(before.server) == {}
+    assert memory.position(before.server, "server.log", (1, 2)) == (4096, "mark")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        [],
+        ["key", "position", 1, "mark", [], []],
+        ["key", "position", "1", "mark", [], [], []],
+        ["key", "position", 1, "mark", [["", [-1]]], [], []],
+        ["key", "position", 1, "mark", [["", [1.5]]], [], []],
+        ["key", "position", 1, "mark", [], [["load_end", 1 << 60]], []],
+        ["key", "position", 1, "mark", [], [[["a"], 1]], []],
+        ["a key", "position", 1, "mark", [], [], []],
+    ],
+)
+def test_sums_that_are_none_are_not_taken_and_cost_no_other(wrong: object) -> None:
+    before = stalled()
+    before.sums = {NAME: [sums(before)]}
+    document = before.document(300.0)
+    document["servers"][0]["counted"].insert(0, wrong)
+    memory = Memory(seal, "this boot")
+    memory.load(document, 300.0 + SKIPPED)
+
+    assert list(memory.counted(before.server).values()) == [sums(before)]
+
+
+def test_words_that_another_version_counts_are_left_out() -> None:
+    before = stalled()
+    before.sums = {NAME: [sums(before)]}
+    document = before.document(300.0)
+    *_, events, errors = document["servers"][0]["counted"][0]
+    events.append(["invented", 5])
+    errors.append(["invented", 5])
+    memory = Memory(seal, "this boot")
+    memory.load(document, 300.0 + SKIPPED)
+
+    assert list(memory.counted(before.server).values()) == [sums(before)]
+
+
 # --- the document ---------------------------------------------------------------------------------------------
 
 
 def test_nothing_that_names_anything_is_in_the_document() -> None:
     run = stalled()
     run.places = {NAME: [("private-job.log", (1, 2), 4096, "mark")]}
+    run.sums = {NAME: [sums(run, "private-job.log")]}
     run.tell(301.0, "load_end", "TP1")
     run.tell(302.0, "novel", "rank of a stranger")
     run.tell(303.0, "args", None, version="hunter2 password")
