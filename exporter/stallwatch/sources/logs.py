@@ -185,6 +185,7 @@ class _Log:
         self.voices: dict[str, _Voice] = {}  # by stream, "" for a file that no runtime wrote
         self.told: int | None = None  # bytes whose events were told before a restart of ours; None = not known yet
         self.marked = 0, ""  # bytes read, and their mark
+        self.marked_at: tuple[object, ...] = ()  # a file written anew may have been read as far as the one before
         self.sums: LogSums | None = None  # of before a restart of ours, until it is read as far as then
         self.before: _Before | None = None  # with the numbers of `sums`
         self.is_known = False  # whether the file is the one that was followed then
@@ -782,7 +783,9 @@ class Logs:
             for log in logs.logs.values():
                 if (file := log.tail.identity) is None or log.catching_up:
                     continue
-                if log.marked[0] != log.tail.offset:
+                stamp = file, log.tail.offset, log.tail.rotations, log.tail.truncations
+                if log.marked_at != stamp:
+                    log.marked_at = stamp
                     log.marked = log.tail.offset, log.tail.mark(log.tail.offset, self.seal) or ""
                 places.setdefault(name, []).append((log.place.name, file, *log.marked))
             if self.key_of is not None:
