@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from feed import WALL, Feed, server
 from stallwatch.episodes import FAILED_KEPT_SECONDS
 from stallwatch.model import ServerReport
-from stallwatch.restarts import LEAST_ENDED, LEAST_FAILED, LONGEST_BREAK
+from stallwatch.restarts import LEAST_ENDED, LEAST_FAILED, LONGEST_BREAK, LONGEST_LIFE
 
 STALL_AFTER = 240.0
 
@@ -168,7 +168,21 @@ def served(life: Life) -> None:
 
 
 def lived_long(life: Life) -> None:
-    life.go_on(STALL_AFTER, step=30.0)
+    """Longer than a stall takes to be seen, and loads all the time; the next one comes at once."""
+    life.go_on(STALL_AFTER + 60.0, step=30.0)
+    soon_again(life)
+
+
+def lived_an_hour(life: Life) -> None:
+    life.go_on(LONGEST_LIFE * STALL_AFTER, step=30.0)
+    soon_again(life)
+
+
+def stood_still(life: Life) -> None:
+    """A follower of which nobody knows whether it is ready."""
+    life.server = server(started_at=life.server.started_at, starts=life.number, nnodes=2, node_rank=1)
+    life.quiet_until(life.t, life.t + STALL_AFTER + 30.0)
+    life.t += STALL_AFTER + 30.0
     soon_again(life)
 
 
@@ -177,7 +191,7 @@ def rested_long(life: Life) -> None:
     life.t += LONGEST_BREAK * STALL_AFTER
 
 
-@pytest.mark.parametrize("end", [orderly, stopped_unit, served, lived_long, rested_long])
+@pytest.mark.parametrize("end", [orderly, stopped_unit, served, lived_an_hour, stood_still, rested_long])
 def test_redeploys_are_no_loop_however_many(end: Callable[[Life], None]) -> None:
     life, states = Life(), []
     for _ in range(2 * LEAST_ENDED):
@@ -188,8 +202,48 @@ def test_redeploys_are_no_loop_however_many(end: Callable[[Life], None]) -> None
     assert set(states) == {"working"}
 
 
+def stalled(life: Life) -> None:
+    """Hangs, and a probe kills it soon after that was seen."""
+    life.quiet_until(life.t, life.t + STALL_AFTER + 30.0)
+    life.t += STALL_AFTER + 30.0
+    soon_again(life)
+
+
+@pytest.mark.parametrize("end", [lived_long, stalled])
+def test_slow_starts_that_all_end_before_they_are_ready_are_a_loop_too(end: Callable[[Life], None]) -> None:
+    life, states = Life(), []
+    for _ in range(LEAST_ENDED + 2):
+        life.begin()
+        states.append(life.state()[0])
+        end(life)
+
+    assert states == ["working"] * LEAST_ENDED + ["failed"] * 2
+
+
+def test_two_late_failures_are_somebody_who_tries_again() -> None:
+    life = looping(lived=STALL_AFTER + 60.0)
+
+    assert life.state() == ("working", "none")
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_without_a_log_nobody_knows_what_was_ready_when_it_ended(log: bool) -> None:
+    """Short servers of tests, one after the other: they may have done all that was asked of them."""
+    life, states = Life(log=log), []
+    for _ in range(2 * LEAST_ENDED):
+        life.begin()
+        states.append(life.state()[0])
+        soon_again(life)
+
+    assert set(states) == ({"working", "failed"} if log else {"working"})
+
+
 @settings(max_examples=25, deadline=None)
-@given(ends=st.lists(st.sampled_from([orderly, stopped_unit, served, soon_again, seen_gone, unseen]), max_size=14))
+@given(
+    ends=st.lists(
+        st.sampled_from([orderly, stopped_unit, served, soon_again, seen_gone, unseen, lived_long]), max_size=14
+    )
+)
 def test_fewer_than_five_unexplained_ends_in_a_row_are_never_a_failure(ends: list[Callable[[Life], None]]) -> None:
     """Whatever comes between: an end on purpose, or a start that became ready, begins the row anew."""
     life, row, longest = Life(), 0, 0

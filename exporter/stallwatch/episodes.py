@@ -225,7 +225,14 @@ class Episodes:
         was_held = restarts.is_held
         has_failed = last is not None and last.state == "failed" and not was_held
         is_over = timeline.root_gone_at is not None or has_failed
-        restarts.note(evidence.ready, evidence.ends_orderly, is_over, now)
+        restarts.note(
+            ready=evidence.ready,
+            orderly=evidence.ends_orderly,
+            over=is_over,
+            unsure=last is not None and last.state in ("suspect", "unknown"),
+            has_log=evidence.log == "readable",
+            now=now,
+        )
         if not was_held or not restarts.lets_go(now, thresholds):
             return judge(evidence, thresholds, last, now)
         restarts.is_held = False

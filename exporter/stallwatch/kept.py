@@ -168,6 +168,8 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "began": CLOCK,
         "over_at": CLOCK,
         "was_orderly": PLAIN,
+        "was_unsure": PLAIN,
+        "has_log": PLAIN,
         "is_held": PLAIN,
     },
     Verdict: {"state": PLAIN, "reason": PLAIN, "since": CLOCK, "suspect_rank": PLAIN},

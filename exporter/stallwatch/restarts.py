@@ -13,8 +13,11 @@ from .model import Verdict
 LEAST_FAILED = 2
 """Starts in a row that were seen to fail make a loop."""
 LEAST_ENDED = 5
-"""So many that only ended, too: somebody who starts a server again by hand does it two or three times."""
+"""So many that only ended, or lived for `stall_after`, too: somebody who starts a server again by hand, and looks how
+it gets on, does it two or three times."""
 
+LONGEST_LIFE = 15.0
+"""Starts that lived for so many times `stall_after` (an hour) have a story of their own."""
 LONGEST_BREAK = 2.5
 """A break longer than this many times `stall_after` (10 min) ends the row: supervisors wait at most 5 min."""
 
@@ -23,22 +26,25 @@ LONGEST_BREAK = 2.5
 class Restarts:
     """The row of starts so far, and what is known of the present one.  Moments are of our clock."""
 
-    failed: int = 0  # were seen to fail before they were ready
-    ended: int = 0  # ended, and nobody said why
+    failed: int = 0  # were seen to fail soon
+    ended: int = 0  # ended, and nobody said why; or failed late
     longest: float = 0.0  # seconds the longest of them lived
     since: float | None = None  # when the first of them was over
     began: float | None = None  # the present start, as far as we watched
     over_at: float | None = None  # since when the present start is over
     was_orderly: bool = False  # the present one said that it ends, or somebody stops it
+    was_unsure: bool = False  # the present one stood still where it may have been ready without a word
+    has_log: bool = False  # a log of this name could be read: one that became ready would have said so
     is_held: bool = False  # the present one counts as failed, for all before it did
 
     @property
     def is_loop(self) -> bool:
         return self.failed >= LEAST_FAILED or self.failed + self.ended >= LEAST_ENDED
 
-    def note(self, ready: bool, orderly: bool, over: bool, now: float) -> None:
+    def note(self, *, ready: bool, orderly: bool, over: bool, unsure: bool, has_log: bool, now: float) -> None:
         """What is seen of the present start at a tick."""
-        self.was_orderly = self.was_orderly or orderly
+        self.was_orderly, self.was_unsure = self.was_orderly or orderly, self.was_unsure or unsure
+        self.has_log = self.has_log or has_log
         self.over_at = (now if self.over_at is None else self.over_at) if over else None
         if ready:
             self._clear()
@@ -52,7 +58,7 @@ class Restarts:
         """
         if last is not None and self.began is not None:
             self._add(last, was_ready, is_job, now, thresholds)
-        self.began, self.over_at, self.was_orderly = now, None, False
+        self.began, self.over_at, self.was_orderly, self.was_unsure = now, None, False, False
         self.is_held = self.is_loop
         if not self.is_held or last is None:
             return None
@@ -60,17 +66,21 @@ class Restarts:
         return Verdict("failed", reason, now if self.since is None else self.since)
 
     def _add(self, last: Verdict, was_ready: bool, is_job: bool, now: float, thresholds: Thresholds) -> None:
-        """The start before is over.  Long ones are seen by themselves; they, and long breaks, are no row."""
+        """The start before is over.  What may have been ready is no part of a row, nor what a long time is between."""
         assert self.began is not None  # noqa: S101  # the caller asked
         over_at = now if self.over_at is None else self.over_at
         lived = over_at - self.began
         is_failure = last.state == "failed" and not self.is_held
         is_orderly = self.was_orderly or was_ready or (is_job and not is_failure)
-        if is_orderly or lived >= thresholds.stall_after or now - over_at > LONGEST_BREAK * thresholds.stall_after:
+        may_have_worked = self.was_unsure or lived > LONGEST_LIFE * thresholds.stall_after
+        if is_orderly or may_have_worked or now - over_at > LONGEST_BREAK * thresholds.stall_after:
             self._clear()
             return
-        self.failed += is_failure
-        self.ended += not is_failure
+        if not is_failure and not self.has_log:
+            return
+        is_quick_failure = is_failure and lived < thresholds.stall_after
+        self.failed += is_quick_failure
+        self.ended += not is_quick_failure
         self.longest = max(self.longest, lived)
         self.since = over_at if self.since is None else self.since
 
