@@ -187,6 +187,7 @@ class _Log:
         self.marked = 0, ""  # bytes read, and their mark
         self.marked_at: tuple[object, ...] = ()  # a file written anew may have been read as far as the one before
         self.sums: LogSums | None = None  # of before a restart of ours, until it is read as far as then
+        self.kept: LogSums | None = None  # the same, for ever
         self.before: _Before | None = None  # with the numbers of `sums`
         self.is_known = False  # whether the file is the one that was followed then
         self.is_certain = True  # whether it is known where that reading ended, or that its file is gone
@@ -212,6 +213,17 @@ class _Log:
     def catching_up(self) -> bool:
         """Whether the log is open and part of what it held then is still to be read: its counts are not whole."""
         return not self._caught_up and self.tail.identity is not None
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether all that was counted is what its file holds up to the offset, or was known before.
+
+        While a log is read that nothing was known of, nothing is, so that it is told of as a whole.
+        """
+        if not self.catching_up:
+            return True
+        tail = self.tail
+        return self.kept is not None and self.sums is None and (not isinstance(tail, LogTail) or self._is_passed(tail))
 
     @property
     def is_behind(self) -> bool:
@@ -405,7 +417,7 @@ class _ServerLogs:
 
     def claim(self, log: _Log, key: str) -> None:
         """Let a log that was opened go on from what was counted of it before a restart of ours."""
-        log.sums = self.unclaimed.pop(key, None)
+        log.sums = log.kept = self.unclaimed.pop(key, None)
         if log.sums is not None:
             log.before = self.before[log.place.name] = _Before.of(log.sums.counts)
 
@@ -781,7 +793,7 @@ class Logs:
         places, sums = dict[str, list[Place]](), dict[str, tuple[LogSums, ...]]()
         for name, logs in self._servers.items():
             for log in logs.logs.values():
-                if (file := log.tail.identity) is None or log.catching_up:
+                if (file := log.tail.identity) is None or not log.is_placed:
                     continue
                 stamp = file, log.tail.offset, log.tail.rotations, log.tail.truncations
                 if log.marked_at != stamp:
@@ -809,12 +821,10 @@ class Logs:
     def _sums_of(logs: _ServerLogs, name: str, key_of: Callable[..., str]) -> LogSums | None:
         """None while nothing is known: of what is still read only what was counted before counts."""
         log, before = logs.logs.get(name), logs.before.get(name)
-        if log is None or log.catching_up:
-            if log is not None and log.sums is not None:
-                return log.sums
+        if log is not None and log.kept is not None and (log.sums is not None or not log.is_placed):
+            return log.kept
+        if log is None or not log.is_placed:
             return None if before is None else LogSums(key_of(logs.server, name), "", 0, "", before.counts())
-        if log.sums is not None:
-            return log.sums
         tail, file, server = log.tail, log.tail.identity, logs.server
         stamp = server.root, file, log.marked, tail.bytes_read, tail.rotations, tail.truncations, tail.errors
         if log.noted is None or log.noted[0] != stamp:
