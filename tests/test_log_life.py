@@ -22,6 +22,8 @@ from stallwatch.config import Limits
 from stallwatch.frameworks import load_frameworks
 from stallwatch.sources.log_lines import LogScanner
 from stallwatch.sources.log_tail import CHUNK_BYTES, FINGERPRINT_BYTES, LogTail
+from test_logs import Node, key_of, patterned, restarted, values
+from test_logs import seal as seal_of_logs
 
 MUCH = 1 << 30
 FRAMEWORK = next(framework for framework in load_frameworks() if framework.name == "sglang")
@@ -764,3 +766,107 @@ class FileLife(RuleBasedStateMachine):
 
 TestFileLife = FileLife.TestCase
 TestFileLife.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+class CountedLife(RuleBasedStateMachine):
+    """A log named in the configuration, rotated and cut while we run, read it again, or are down.
+
+    What was written is in a file, or was read, whatever happens: every line counts once, however often we begin anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.written = self.moved = 0
+        self.node = Node(Path(self.folder.name))
+        self.node.source.seal, self.node.source.key_of = seal_of_logs, key_of
+        self.write(1)
+        patterned(self.node, "stdout")
+        self.catch_up()
+        self.is_down = False
+
+    @property
+    def path(self) -> Path:
+        return self.node.folder / "stdout"
+
+    def write(self, lines: int, mode: str = "ab") -> None:
+        with self.path.open(mode) as file:
+            for _ in range(lines):
+                self.written += 1
+                file.write(f"[2026-06-02 08:00:10 TP0] Load weight begin. {self.written:06}\n".encode())
+
+    def catch_up(self) -> None:
+        behind = 3  # where a turn ends with a file, its successor is not seen to wait
+        for _ in range(500):
+            self.seen = self.node.read()
+            behind = behind - 1 if self.node.source.again_seconds is None else 3
+            if not behind:
+                break
+        self.is_down, self.moved = False, 0
+
+    def move(self) -> None:
+        for old in range(30, 0, -1):
+            moved = self.path.with_name(f"stdout.{old}")
+            if moved.exists():
+                moved.rename(self.path.with_name(f"stdout.{old + 1}"))
+        self.path.rename(self.path.with_name("stdout.1"))
+
+    @rule(lines=st.integers(1, 10))
+    def grows(self, lines: int) -> None:
+        self.write(lines)
+
+    @rule(lines=st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    def is_rotated_by_numbers(self, lines: list[int]) -> None:
+        self.moved += len(lines)
+        if self.moved > 20:
+            self.catch_up()  # the oldest ones are deleted
+        for number in lines:
+            self.move()
+            self.write(number)
+
+    @rule(lines=st.integers(1, 10), how=st.sampled_from(["cut", "deleted"]))
+    @precondition(lambda self: not self.is_down)
+    def is_replaced(self, lines: int, how: str) -> None:
+        self.catch_up()
+        self.replace(lines, how)
+
+    @rule(lines=st.integers(1, 10), how=st.sampled_from(["cut", "deleted"]))
+    def is_replaced_while_we_are_down(self, lines: int, how: str) -> None:
+        self.begin_anew(most=None)
+        self.replace(lines, how)
+
+    def replace(self, lines: int, how: str) -> None:
+        if how == "deleted":
+            self.path.unlink()
+        self.write(lines, "wb")
+        self.catch_up()
+
+    @rule(turns=st.integers(0, 3), most=st.sampled_from([200, None]))
+    def begin_anew(self, most: int | None, turns: int = 0) -> None:
+        """Ended, it may be before what was there had been read again."""
+        if self.moved:
+            most = most and MUCH  # of files that are moved on while they wait to be read nothing is found
+        if most is None:
+            self.catch_up()
+        elif self.is_down:
+            self.node.read()
+        before, self.node = self.node, restarted(self.node, most or MUCH)
+        before.source.close()
+        self.is_down = turns == 0
+        for _ in range(turns):
+            self.node.read()
+
+    @rule()
+    def is_read(self) -> None:
+        self.catch_up()
+        assert values(self.seen, "log_lines_total") == {("stdout",): float(self.written)}
+        assert sum(float(one or 0) for one in values(self.seen, "log_events_total").values()) == self.written
+
+    def teardown(self) -> None:
+        self.is_read()
+        self.node.source.close()
+        self.folder.cleanup()
+
+
+TestCountedLife = CountedLife.TestCase
+TestCountedLife.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)

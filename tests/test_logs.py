@@ -771,8 +771,8 @@ def counted(named: Node) -> Node:
 
 def growth_of(lines: int, text: str, unmatched: int = 0) -> dict[tuple[str, ...], float]:
     of_log = {"log_lines_total": 1 * lines, "log_bytes_total": len(text), "log_unmatched_lines_total": unmatched}
-    events_of = {("log_events_total", "load_end"): float(text.count("Load weight end"))}
-    return {(name, "stdout"): float(number) for name, number in of_log.items() if number} | events_of
+    events_of: dict[tuple[str, ...], float] = {("log_events_total", "load_end"): float(text.count("Load weight end"))}
+    return events_of | {(name, "stdout"): float(number) for name, number in of_log.items() if number}
 
 
 def test_after_rotation_and_cut_every_counter_is_where_it_was_before_our_restart(counted: Node) -> None:
