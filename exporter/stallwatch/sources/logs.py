@@ -474,6 +474,22 @@ def _sum(counts: _Counts, before: _Counts | None) -> _Counts:
     return counts if before is None else tuple(map(add, counts, before))
 
 
+def _sharing(row: LogSums, before: LogSums) -> LogSums:
+    """The row with the parts that are as before: many turns are kept."""
+    events, errors = before.counts.events, before.counts.errors
+    return LogSums(
+        before.key if before.key == row.key else row.key,
+        before.position if before.position == row.position else row.position,
+        row.told,
+        row.mark,
+        LogCounts(
+            row.counts.streams,
+            events if events == row.counts.events else row.counts.events,
+            errors if errors == row.counts.errors else row.counts.errors,
+        ),
+    )
+
+
 def _total(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total = dict[str, int]()
     for part in parts:
@@ -831,7 +847,8 @@ class Logs:
             both = _Before.of(before.counts()) if before is not None else _Before()
             both.add(log)
             place = (key_of(server, name, *file), *log.marked) if file is not None else ("", 0, "")
-            log.noted = stamp, LogSums(key_of(server, name), *place, both.counts())
+            row = LogSums(key_of(server, name), *place, both.counts())
+            log.noted = stamp, row if log.noted is None else _sharing(row, log.noted[1])
         return log.noted[1]
 
     def places(self, started: float) -> dict[str, list[Place]]:
