@@ -27,7 +27,7 @@ from .harness import STALL_AFTER, Exporter, StandIn
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Dialog, Page
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
 TICK = 1.0
 RANKS = 8
@@ -325,6 +325,7 @@ def cards(tmp_path: Path) -> Iterator[Cards]:
     cards.clear()
 
 
+@pytest.mark.server
 def test_a_real_stall_comes_to_the_page_of_a_real_exporter(tmp_path: Path, page: Page, cards: Cards, axe: str) -> None:
     """Of an open page, from the start of the server to the end of its stall, without loading it again."""
     with (

@@ -13,7 +13,7 @@ from grafana.evaluate import QueryError, Series, answers, load
 
 from .past import PastPrometheus, recorded_past
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
 Found = Mapping[tuple[str, str], list[Series]]
 """Panel and its query's letter -> what was found."""

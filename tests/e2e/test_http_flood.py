@@ -23,7 +23,7 @@ from certificates import authority
 
 from .harness import CONFIG, Program, free_port, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
 SLOW, PARALLEL, IDLE, GUESSES = 50, 200, 1000, 60
 MORE_MEMORY_BYTES = 40 << 20

@@ -10,7 +10,7 @@ import pytest
 
 from .harness import Exporter, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
 
 def test_systemd_hears_each_tick_and_nothing_while_there_is_none(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from certificates import Authority, authority
 
 from .harness import CONFIG, Program, fetch, free_port, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
 SCRAPE = "global: {scrape_interval: 1s, scrape_timeout: 1s}\nscrape_configs:\n"
 JOB = """\
