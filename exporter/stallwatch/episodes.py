@@ -225,12 +225,13 @@ class Episodes:
         was_held = restarts.is_held
         has_failed = last is not None and last.state == "failed" and not was_held
         is_over = timeline.root_gone_at is not None or has_failed
+        is_follower = timeline.server is not None and timeline.server.node_rank > 0
         restarts.note(
             ready=evidence.ready,
             orderly=evidence.ends_orderly,
             over=is_over,
             unsure=last is not None and last.state in ("suspect", "unknown"),
-            has_log=evidence.log == "readable",
+            tells_ready=evidence.log == "readable" and not is_follower,
             now=now,
         )
         if not was_held or not restarts.lets_go(now, thresholds):

@@ -169,7 +169,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "over_at": CLOCK,
         "was_orderly": PLAIN,
         "was_unsure": PLAIN,
-        "has_log": PLAIN,
+        "tells_ready": PLAIN,
         "is_held": PLAIN,
     },
     Verdict: {"state": PLAIN, "reason": PLAIN, "since": CLOCK, "suspect_rank": PLAIN},

@@ -34,17 +34,17 @@ class Restarts:
     over_at: float | None = None  # since when the present start is over
     was_orderly: bool = False  # the present one said that it ends, or somebody stops it
     was_unsure: bool = False  # the present one stood still where it may have been ready without a word
-    has_log: bool = False  # a log of this name could be read: one that became ready would have said so
+    tells_ready: bool = False  # a log of this name could be read, and says when a start is ready
     is_held: bool = False  # the present one counts as failed, for all before it did
 
     @property
     def is_loop(self) -> bool:
         return self.failed >= LEAST_FAILED or self.failed + self.ended >= LEAST_ENDED
 
-    def note(self, *, ready: bool, orderly: bool, over: bool, unsure: bool, has_log: bool, now: float) -> None:
+    def note(self, *, ready: bool, orderly: bool, over: bool, unsure: bool, tells_ready: bool, now: float) -> None:
         """What is seen of the present start at a tick."""
         self.was_orderly, self.was_unsure = self.was_orderly or orderly, self.was_unsure or unsure
-        self.has_log = self.has_log or has_log
+        self.tells_ready = self.tells_ready or tells_ready
         self.over_at = (now if self.over_at is None else self.over_at) if over else None
         if ready:
             self._clear()
@@ -76,7 +76,7 @@ class Restarts:
         if is_orderly or may_have_worked or now - over_at > LONGEST_BREAK * thresholds.stall_after:
             self._clear()
             return
-        if not is_failure and not self.has_log:
+        if not is_failure and not self.tells_ready:
             return
         is_quick_failure = is_failure and lived < thresholds.stall_after
         self.failed += is_quick_failure
