@@ -527,6 +527,56 @@ def test_a_configured_server_that_never_came_is_gone_and_its_entry_waits() -> No
     assert len(after.document(1015.0)["servers"]) == 1
 
 
+# --- a loop of restarts -----------------------------------------------------------------------------------------
+
+
+def another_start(run: Run, t: float, number: int) -> None:
+    root = ProcessId(100 + number, number)
+    run.server, run.root = replace(run.server, root=root, started_at=WALL + t, starts=number), True
+
+
+def loop_restarted(starts: int, after: float) -> tuple[Run, ServerReport, float]:
+    """So many starts that fail 20 s after they began, and then a restart of ours in which another one begins.
+
+    The run after it, the last report before it, and the moment at which the next one is due.
+    """
+    run, t = Run(), 0.0
+    for number in range(1, starts + 1):
+        another_start(run, t, number)
+        run.scope = 1.0
+        for at in (t, t + 10.0, t + 20.0):
+            run.of["TP0"].storage += 5e6
+            run.look(at)
+            run.tick(at)
+        run.root = False
+        run.quiet_until(t + 20.0, t + 40.0)
+        report = run.tick(t + 40.0)
+        t += 45.0
+    then = run.restarted(t - 5.0, after=after)
+    another_start(then, t - 5.0 + after, starts + 1)
+    then.scope = 1.0
+    return then, report, t - 5.0 + after
+
+
+def test_a_loop_goes_on_over_a_restart_of_ours_in_which_the_next_start_began() -> None:
+    after, before, t = loop_restarted(2, after=15.0)
+    report = after.first_report(t)
+
+    assert (report.verdict.state, report.verdict.reason) == ("failed", "exited")
+    assert report.since_timestamp == WALL + 25.0  # when the first of them was seen to be over
+    assert report.stalled_seconds == before.stalled_seconds
+    after.tell(t + 5.0, "ready")
+    assert after.tick(t + 5.0).verdict.state == "idle"
+
+
+@pytest.mark.parametrize(("starts", "gap"), [(1, 15.0), (2, COUNTED_GAP_SECONDS + 60.0)])
+def test_one_failure_or_one_of_long_ago_is_over_when_the_next_start_is_found(starts: int, gap: float) -> None:
+    after, before, t = loop_restarted(starts, after=gap)
+
+    assert before.verdict.state == "failed"
+    assert after.first_report(t).verdict.state == "working"
+
+
 # --- starts ---------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,9 @@ from .server_timeline import ServerTimeline
 from .timeline import Timeline
 from .tracks import Track
 
+ANOTHER_START = -1.0
+"""In place of the Unix time of a start before the restart, which is not the one that is found now."""
+
 COUNTED_GAP_SECONDS = 600.0
 """A time without us up to this long counts as silence when nothing moved in it; of a longer one nothing counts."""
 
@@ -202,15 +205,23 @@ class Memory:
             del self._servers[key]
             return
         del self._servers[key]
-        self._put_back(episodes.episode(server.name), kept, timeline, same or server.starts == 0)
+        is_known = same or server.starts == 0
+        self._put_back(episodes.episode(server.name), kept, timeline, same=is_known, is_counted=counted == gap)
         if same and server.starts:
             self._settling[server.name] = _settling(timeline, at)
             yield from _rank_names(server.name, entry)
 
     @staticmethod
-    def _put_back(episode: Episode, kept: Episode, timeline: ServerTimeline, same: bool) -> None:
-        """The story of the name goes on; of another start only what outlasts a start is kept."""
+    def _put_back(episode: Episode, kept: Episode, timeline: ServerTimeline, *, same: bool, is_counted: bool) -> None:
+        """The story of the name goes on; of another start only what outlasts a start is kept.
+
+        A row of starts that end does: the start that is found now is the next of them.
+        """
         episode.stalled_seconds = kept.stalled_seconds
+        was_over = kept.restarts.is_loop or kept.restarts.over_at is not None  # else it may have become ready meanwhile
+        if not same and was_over and is_counted:
+            episode.restarts, episode.verdict, episode.was_ready = kept.restarts, kept.verdict, kept.was_ready
+            episode.start_timestamp = ANOTHER_START
         if not same:
             return
         for each in CARRIED[Episode]:
