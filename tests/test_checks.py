@@ -386,6 +386,7 @@ def test_an_engine_that_ended_inside_its_program_is_idle() -> None:
     """`del llm` in a notebook, or a script that goes on with the answers."""
     assert judged(ENDED)[:2] == ("idle", "none")
     assert judged(replace(ENDED, ready=False, log="absent"))[:2] == ("idle", "none")
+    assert judged(replace(ENDED, ready=False, log_speaks=False))[:2] == ("idle", "none")
 
 
 @pytest.mark.parametrize(
@@ -405,7 +406,9 @@ def test_a_program_without_a_log_that_exits_is_gone_and_one_whose_log_never_said
 
     assert judged(job)[:2] == ("gone", "none")
     assert judged(replace(job, log="readable"))[:2] == ("failed", "exited")
+    assert judged(replace(job, log="readable", log_speaks=False))[:2] == ("gone", "none")
     assert judged(replace(job, role="server"))[:2] == ("failed", "exited")
+    assert judged(replace(job, role="server", log="readable", log_speaks=False))[:2] == ("failed", "exited")
     assert judged(replace(job, fatal_age=6.0))[0] == "failed"
 
 

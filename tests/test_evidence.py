@@ -239,6 +239,19 @@ def test_an_embedded_engine_without_a_log_is_ready_when_it_has_worked_and_memory
     assert evidence(feed, 166.0).ready
 
 
+@pytest.mark.parametrize(("event", "is_ready"), [("repeat", True), ("novel", True), ("load_begin", False)])
+def test_a_log_with_a_program_s_own_lines_alone_says_nothing_of_its_engine(event: str, is_ready: bool) -> None:
+    """The engine's logging is switched off, or goes elsewhere."""
+    feed = fed(Feed(server=server(role="embedded")))
+    feed.tell(100.0, event)
+    feed.of["TP0"].cpu += 4.0
+    feed.of["TP0"].minor += 9000
+    feed.look(105.0)
+    feed.quiet_until(105.0, 170.0)
+
+    assert evidence(feed, 170.0).ready == is_ready
+
+
 def test_a_server_that_opens_a_port_is_not_ready_by_work_alone() -> None:
     feed = fed(Feed(log=False))
     feed.of["TP0"].cpu += 4.0

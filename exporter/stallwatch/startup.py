@@ -111,6 +111,11 @@ class Startup:
     open_compiles: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether any line said where the start is.  A program's own lines around an engine that is silent do not."""
+        return not self.seen.isdisjoint(PHASE_OF_EVENT)
+
     def rank(self, name: str | None) -> RankStartup:
         """What is known of a rank.  A log that names more than MOST_RANKS is not believed: the rest is not kept."""
         state = RankStartup("ready" if self.ready_at is not None else "spawned", is_named=name is not None)

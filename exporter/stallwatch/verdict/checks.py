@@ -113,7 +113,8 @@ def engine_ended(evidence: Evidence, thresholds: Thresholds, previous: Verdict |
 
 
 def _may_have_been_done(evidence: Evidence) -> bool:
-    return evidence.ready or (evidence.role == "embedded" and evidence.log != "readable")
+    is_told = evidence.log == "readable" and evidence.log_speaks
+    return evidence.ready or (evidence.role == "embedded" and not is_told)
 
 
 def gpu_lost(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:

@@ -53,6 +53,7 @@ class Evidence:
     storage_readable: bool = True
     watched_age: float = math.inf  # since when storage is watched on every live rank
     log: str = "readable"  # readable unreadable absent
+    log_speaks: bool = True  # a line of it said where the start is; a program's own lines around its engine do not
     gpu_readable: bool = False
     blinks: bool = False  # what cannot be read now could be read a moment ago
     unreadable_reason: str | None = None  # of storage, and so of most
@@ -146,6 +147,7 @@ def gather(timeline: ServerTimeline, now: float, thresholds: Thresholds, progres
         storage_readable=sight.storage,
         watched_age=sight.watched_age if progress_age is None else math.inf,
         log=sight.log,
+        log_speaks=startup.is_told,
         gpu_readable=any(c.channel in ("gpu_memory", "gpu_power") and c.state in ("moving", "flat") for c in channels),
         blinks=sight.was_whole and not (sight.storage and sight.log == "readable"),
         unreadable_reason=sight.storage_reason,
@@ -259,9 +261,11 @@ def _healthy(timeline: ServerTimeline, sight: Sight) -> bool:
 
 
 def _worked_then_flat(timeline: ServerTimeline, sight: Sight) -> bool:
-    """An embedded engine without a log is ready when a rank has worked and memory is flat."""
+    """An embedded engine without a log, or with one of its program's alone, is ready when a rank has worked and memory
+    is flat."""
     server = timeline.server
-    if server is None or server.role != "embedded" or sight.log != "absent":
+    has_log = sight.log == "unreadable" or (sight.log == "readable" and timeline.startup.is_told)
+    if server is None or server.role != "embedded" or has_log:
         return False
     memory, cpu = timeline.moves.get("memory"), timeline.moves.get("cpu")
     return memory is not None and cpu is not None and sight.now - memory > sight.window
