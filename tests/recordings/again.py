@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .pieces import capture, finish, get_ready, owes, rests, spawn, up_to_load, vanish, vllm
-from .stage import WAITING, Server, Stage
+from .pieces import IMPORTING, capture, finish, get_ready, owes, rests, spawn, up_to_load, vanish, vllm
+from .stage import WAITING, Beat, Doing, Server, Stage
 
 BREAK = 5.0
 """Seconds from the end of a start to the next one; shorter than it takes to know that a session lives on."""
@@ -18,13 +18,13 @@ def start_again(server: Server) -> None:
         process.cpu, process.resident, process.minor = 1.0, 4e8, 9000.0
 
 
-def crash_loop(stage: Stage, ends: int = 8, in_container: bool = False) -> None:
-    """Each start is over after ten seconds, and the next one comes at once: the fifth end is no accident.  Or the
-    fifth start is well, for somebody only tried again by hand until it was."""
+def crash_loop(stage: Stage, ends: int = 8, in_container: bool = False, seconds: float = 10.0) -> None:
+    """Each start is over after ten seconds (or five minutes of work), and the next one comes at once: the fifth end is
+    no accident.  Or the fifth start is well, for somebody only tried again by hand until it was."""
     server = vllm(stage, 2)
     server.gauge("server_scope_alive", 1)
     for number in range(ends):
-        spawn(server)
+        spawn(server, seconds)
         if number == 4:
             stage.falls_silent()
         vanish(server)
@@ -35,6 +35,23 @@ def crash_loop(stage: Stage, ends: int = 8, in_container: bool = False) -> None:
     up_to_load(server)
     if ends < 5:
         finish(server)
+
+
+def silent_engine(stage: Stage, jobs: int = 3) -> None:
+    """A program that builds an engine, works with it and ends, again and again; its log holds its own lines alone."""
+    server = vllm(stage, 2, role="embedded")
+    server.gauge("server_scope_alive", 1)
+    stage.begin()
+    for number in range(jobs):
+        if number:
+            start_again(server)
+        server.line("novel")
+        server.do(IMPORTING)
+        stage.run(60)
+        server.do(Doing(cpu=0.5, wait="running"))
+        stage.run(120, Beat(10, lambda _: server.line("repeat")))
+        vanish(server)
+        stage.run(30)
 
 
 def fails_twice(stage: Stage, seconds: float = 20.0, again: bool = True) -> None:
