@@ -1,6 +1,6 @@
 """Last line of CI: how many end-to-end cases ran; fails when no case with the real vLLM did.
 
-`summary.py RESULTS`, a JUnit file that pytest wrote.
+`summary.py RESULTS…`, JUnit files that pytest wrote.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ VLLM_MODULE = "test_vllm"
 
 
 def main(arguments: list[str]) -> int:
-    cases = list(ElementTree.parse(Path(arguments[0])).iter("testcase"))  # noqa: S314  # pytest's own file
+    files = [ElementTree.parse(Path(argument)) for argument in arguments]  # noqa: S314  # pytest's own
+    cases = [case for file in files for case in file.iter("testcase")]
     skipped = [case for case in cases if case.find("skipped") is not None]
     real = [case for case in cases if VLLM_MODULE in case.get("classname", "") and case not in skipped]
     print(f"end-to-end: {len(cases) - len(skipped)} run, {len(skipped)} skipped")
