@@ -156,6 +156,7 @@ EVIDENCE_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "storage_readable": st.booleans(),
     "watched_age": SECONDS,
     "log": st.sampled_from(("readable", "unreadable", "absent")),
+    "log_speaks": st.booleans(),
     "gpu_readable": st.booleans(),
     "blinks": st.booleans(),
     "unreadable_reason": READ_REASON,
