@@ -31,7 +31,7 @@ from stallwatch.drill.nvml_standin import StandIn, build
 from stallwatch.frameworks import load_frameworks
 from stallwatch.model import Process, ProcessId, Reading, Scene, Server
 from stallwatch.sources import Host, Moment
-from stallwatch.sources.gpu import Gpu
+from stallwatch.sources.gpus.collector import Gpu
 from stallwatch.sources.procfs import ProcFs
 
 GIB = 1 << 30

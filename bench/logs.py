@@ -31,10 +31,10 @@ from stallwatch.frameworks import Framework, load_frameworks
 from stallwatch.model import LogPlace, ProcessId, Reading, Scene, Server
 from stallwatch.parse import parse_files
 from stallwatch.sources import Host, Moment
-from stallwatch.sources.log_decode import StreamUnwrapper
-from stallwatch.sources.log_lines import LogScanner
-from stallwatch.sources.log_tail import LogTail
-from stallwatch.sources.logs import Logs
+from stallwatch.sources.logs.collector import Logs
+from stallwatch.sources.logs.decode import StreamUnwrapper
+from stallwatch.sources.logs.lines import LogScanner
+from stallwatch.sources.logs.tail import LogTail
 
 MARKER_SHARE = 0.001
 SEED = 1

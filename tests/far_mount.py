@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stallwatch.sources.log_guard import Guards
+from stallwatch.sources.logs.guard import Guards
 
 TABLE = "22 1 254:0 / / rw - ext4 /dev/vda rw\n31 22 0:41 / {far} rw - nfs4 server:/x rw\n"
 

@@ -11,10 +11,10 @@ from proc_tree import BOOT, ProcTree
 from stallwatch.config import Config
 from stallwatch.model import GpuUse, Process, ProcessId, Reading, Scene, Server
 from stallwatch.sources import Host, Moment
-from stallwatch.sources.gpu import Gpu
-from stallwatch.sources.nvml_child import Absent, Answer, CardAnswer, Row, Unanswered
+from stallwatch.sources.gpus.collector import Gpu
+from stallwatch.sources.gpus.nvml_child import Absent, Answer, CardAnswer, Row, Unanswered
+from stallwatch.sources.gpus.xid import Lost, Xid
 from stallwatch.sources.procfs import KERNEL_THREAD
-from stallwatch.sources.xid import Lost, Xid
 
 GIB = 1 << 30
 VALUES: Mapping[str, float] = {

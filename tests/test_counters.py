@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from stallwatch.frameworks import Framework, load_frameworks, quantity
-from stallwatch.sources import log_lines, log_text
-from stallwatch.sources.log_lines import Hit, LogScanner
-from stallwatch.sources.log_times import parse_time
+from stallwatch.sources.logs import lines as log_lines
+from stallwatch.sources.logs import text as log_text
+from stallwatch.sources.logs.lines import Hit, LogScanner
+from stallwatch.sources.logs.times import parse_time
 from stallwatch.startup import Startup
 
 FRAMEWORKS = {framework.name: framework for framework in load_frameworks()}

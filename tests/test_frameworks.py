@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stallwatch.frameworks import FIELDS, Framework, Pattern, load_frameworks, quantity, rank_name
 from stallwatch.parse import format_text, parse_files
-from stallwatch.sources.log_lines import Hit, LogScanner
+from stallwatch.sources.logs.lines import Hit, LogScanner
 from stallwatch.strict_yaml import InputError
 
 FOLDER = Path(__file__).parent / "frameworks"

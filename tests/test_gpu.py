@@ -10,10 +10,10 @@ import pytest
 from gpu_node import GIB, VALUES, GpuNode, answer, card, instance, silent
 from stallwatch.config import Config, Intervals
 from stallwatch.model import READ_REASONS, GpuUse, Process, ProcessId
-from stallwatch.sources.gpu import FIGURES, FORGET_SECONDS, MOST_CARDS, reason_of
-from stallwatch.sources.gpu_faults import MOST_SERIES
-from stallwatch.sources.nvml_child import Absent, Answer, Unanswered
-from stallwatch.sources.xid import Lost, Xid
+from stallwatch.sources.gpus.collector import FIGURES, FORGET_SECONDS, MOST_CARDS, reason_of
+from stallwatch.sources.gpus.faults import MOST_SERIES
+from stallwatch.sources.gpus.nvml_child import Absent, Answer, Unanswered
+from stallwatch.sources.gpus.xid import Lost, Xid
 
 HANGS = Unanswered(990.0, "nvmlDeviceGetMemoryInfo", 3)
 PIDS = {"TP0": 100, "TP1": 101}

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_node import GIB, VALUES, GpuNode, Rows, answer, card
 from stallwatch.model import GpuUse, Process, ProcessId
-from stallwatch.sources.nvml_child import Answer
+from stallwatch.sources.gpus.nvml_child import Answer
 
 RANK = {"TP0": 100}
 LISTS = 30.0

@@ -19,8 +19,8 @@ from hardware.checks import CHECKS, DIFFERS, NOT_RUN, SAME, SEEN, Place, compare
 from hardware.machines import GIB, MIB, NotRunError, Pace, Peer, Work, peer
 from hardware.run import ABSENCE, MARK, write
 from stallwatch.sources import Moment
-from stallwatch.sources.gpu import Gpu
-from stallwatch.sources.nvml_child import ABSENT, Absent, Answer, CardAnswer, Row, Unanswered
+from stallwatch.sources.gpus.collector import Gpu
+from stallwatch.sources.gpus.nvml_child import ABSENT, Absent, Answer, CardAnswer, Row, Unanswered
 
 ROOT = Path(__file__).parents[1]
 NO_GPU = 3

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwatch.sources import Moment, journal
-from stallwatch.sources.journal import (
+from stallwatch.sources import Moment
+from stallwatch.sources.logs import journal
+from stallwatch.sources.logs.journal import (
     FIRST_WORD_SECONDS,
     LONGEST_BREAK_SECONDS,
     SETTLE_SECONDS,

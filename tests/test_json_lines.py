@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from stallwatch.frameworks import Framework, load_frameworks
 from stallwatch.frameworks.json_lines import Record, read_record
 from stallwatch.parse import parse_files
-from stallwatch.sources.log_lines import LogScanner
-from stallwatch.sources.log_times import parse_time
+from stallwatch.sources.logs.lines import LogScanner
+from stallwatch.sources.logs.times import parse_time
 
 FOLDER = Path(__file__).parent / "frameworks"
 FRAMEWORKS = load_frameworks()

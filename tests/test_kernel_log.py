@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stallwatch.sources import Moment
-from stallwatch.sources.kernel_log import PLACE, RECORD_BYTES, Device, KernelLog, Record, open_log, parse_record
-from stallwatch.sources.xid import Lost, Xid
-from stallwatch.sources.xid_log import XidLog
+from stallwatch.sources.gpus.kernel_log import PLACE, RECORD_BYTES, Device, KernelLog, Record, open_log, parse_record
+from stallwatch.sources.gpus.xid import Lost, Xid
+from stallwatch.sources.gpus.xid_log import XidLog
 
 BOOT = 1_700_000_000.0
 NOW = Moment(1000.0, BOOT + 1000.0)

@@ -42,50 +42,54 @@ ALLOWED: Mapping[str, str] = {
     "sources.connections": "model",
     "sources.discovery": "model frameworks",
     "sources.endpoints": "model signals config frameworks sources sources.connections sources.http_probe"
-    " sources.log_guard sources.log_mounts",
+    " sources.logs.guard sources.logs.mounts",
     "sources.http_probe": ". sources.connections",
-    "sources.kernel_log": "sources sources.procfs",
-    "sources.log_kind": "frameworks sources.log_lines",
-    "sources.journal": "sources",
-    "sources.log_containers": "sources.log_mounts sources.procfs",
-    "sources.log_decode": "",
-    "sources.log_earlier": "",
-    "sources.log_lines": "frameworks config sources.log_ranks sources.log_repeats sources.log_search sources.log_shapes"
-    " sources.log_text sources.log_times",
-    "sources.log_places": "model sources.log_guard",
-    "sources.log_ranks": "frameworks",
-    "sources.log_repeats": "startup frameworks frameworks.json_lines sources.log_search",
-    "sources.log_search": "frameworks",
-    "sources.log_shapes": "frameworks sources.log_text",
-    "sources.log_streams": "model sources.cgroups sources.journal sources.log_containers sources.log_guard"
-    " sources.log_mounts sources.procfs",
-    "sources.log_tail": "model sources.log_earlier",
-    "sources.log_text": "frameworks",
-    "sources.log_times": "",
-    "sources.log_mounts": "",
-    "sources.log_guard": "sources.log_mounts sources.log_tail",
-    "sources.logs": "model signals startup config frameworks sources sources.journal sources.log_decode"
-    " sources.log_earlier sources.log_guard sources.log_lines sources.log_mounts sources.log_places sources.log_tail"
-    " sources.log_times",
+    "sources.gpus.kernel_log": "sources sources.procfs",
+    "sources.logs.kind": "frameworks sources.logs.lines",
+    "sources.logs.journal": "sources",
+    "sources.logs.containers": "sources.logs.mounts sources.procfs",
+    "sources.logs.decode": "",
+    "sources.logs.earlier": "",
+    "sources.logs.lines": "frameworks config sources.logs.ranks sources.logs.repeats sources.logs.search"
+    " sources.logs.shapes"
+    " sources.logs.text sources.logs.times",
+    "sources.logs.places": "model sources.logs.guard",
+    "sources.logs.ranks": "frameworks",
+    "sources.logs.repeats": "startup frameworks frameworks.json_lines sources.logs.search",
+    "sources.logs.search": "frameworks",
+    "sources.logs.shapes": "frameworks sources.logs.text",
+    "sources.logs.streams": "model sources.cgroups sources.logs.journal sources.logs.containers sources.logs.guard"
+    " sources.logs.mounts sources.procfs",
+    "sources.logs.tail": "model sources.logs.earlier",
+    "sources.logs.text": "frameworks",
+    "sources.logs.times": "",
+    "sources.logs.mounts": "",
+    "sources.logs.guard": "sources.logs.mounts sources.logs.tail",
+    "sources.logs.collector": "model signals startup config frameworks sources sources.logs.journal sources.logs.decode"
+    " sources.logs.earlier sources.logs.guard sources.logs.lines sources.logs.mounts sources.logs.places"
+    " sources.logs.tail"
+    " sources.logs.times",
     "sources.members": "model descriptors signals config frameworks sources.cgroups sources.cgroup_state"
     " sources.discovery sources.process_table sources.procfs",
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
     " sources.procfs",
     "sources.locks_child": "sources.blocking_child",
-    "sources.gpu": "model signals config sources sources.gpu_faults sources.gpu_owners sources.gpu_unowned"
-    " sources.nvml_child sources.procfs sources.xid sources.xid_log",
-    "sources.gpu_faults": "model sources.xid",
-    "sources.gpu_owners": "model sources.nvml_child sources.procfs",
-    "sources.gpu_unowned": "sources.gpu_owners sources.procfs",
-    "sources.nvml": "",
-    "sources.nvml_child": "sources.nvml",
+    "sources.gpus.collector": "model signals config sources sources.gpus.faults sources.gpus.owners"
+    " sources.gpus.unowned"
+    " sources.gpus.nvml_child sources.procfs sources.gpus.xid sources.gpus.xid_log",
+    "sources.gpus.faults": "model sources.gpus.xid",
+    "sources.gpus.owners": "model sources.gpus.nvml_child sources.procfs",
+    "sources.gpus.unowned": "sources.gpus.owners sources.procfs",
+    "sources.gpus.nvml": "",
+    "sources.gpus.nvml_child": "sources.gpus.nvml",
     "sources.node": "model signals sources sources.locks sources.procfs sources.shm",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
-    " sources.cgroup_state sources.discovery sources.log_guard sources.log_mounts sources.log_streams sources.members"
+    " sources.cgroup_state sources.discovery sources.logs.guard sources.logs.mounts sources.logs.streams"
+    " sources.members"
     " sources.process_table sources.procfs sources.readings sources.unit_state",
     "sources.procfs": "model descriptors",
-    "sources.readings": "model signals sources.log_streams sources.members",
+    "sources.readings": "model signals sources.logs.streams sources.members",
     "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
     "sources.shm": "model sources sources.blocking_reads sources.procfs sources.shm_child",
@@ -93,8 +97,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",
     "sources.unit_state": "sources.cgroups",
     "sources.wait_class": "model",
-    "sources.xid": "",
-    "sources.xid_log": "sources sources.kernel_log sources.xid",
+    "sources.gpus.xid": "",
+    "sources.gpus.xid_log": "sources sources.gpus.kernel_log sources.gpus.xid",
     # From readings to the Report.
     "tracks": "",
     "idle_power": "",
@@ -122,12 +126,13 @@ ALLOWED: Mapping[str, str] = {
     "web": ". model descriptors config strict_yaml printable exposition presentation",
     # On top of all.
     "log_format": "",
-    "parse_input": "printable strict_yaml sources.log_decode",
-    "parse_silences": "frameworks frameworks.* parse_input sources.log_lines sources.log_text sources.log_times",
-    "parse_text": "sources.log_kind",
-    "parse": "model strict_yaml startup config frameworks parse_input parse_silences parse_text sources.log_kind"
-    " sources.log_lines sources.log_times",
-    "assembly": "model strict_yaml config frameworks sources sources.logs sources.processes sources.table daemon poller"
+    "parse_input": "printable strict_yaml sources.logs.decode",
+    "parse_silences": "frameworks frameworks.* parse_input sources.logs.lines sources.logs.text sources.logs.times",
+    "parse_text": "sources.logs.kind",
+    "parse": "model strict_yaml startup config frameworks parse_input parse_silences parse_text sources.logs.kind"
+    " sources.logs.lines sources.logs.times",
+    "assembly": "model strict_yaml config frameworks sources sources.logs.collector sources.processes"
+    " sources.table daemon poller"
     " memory",
     "catalogue": "model signals sources.table daemon exposition",
     "stacks": "printable sources.procfs",
@@ -147,12 +152,12 @@ ALLOWED: Mapping[str, str] = {
 
 OUTSIDE: Mapping[str, str] = {
     # Names from other distributions -> the only modules that may import them.
-    "ahocorasick_rs": "sources.log_search",
+    "ahocorasick_rs": "sources.logs.search",
     "bcrypt": "web.passwords",
     "h11": "web.*",
     "prometheus_client": "exposition sources.endpoints",
-    "pynvml": "sources.nvml",
-    "watchdog": "sources.log_tail",
+    "pynvml": "sources.gpus.nvml",
+    "watchdog": "sources.logs.tail",
     "yaml": "strict_yaml",
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stallwatch.sources.log_containers import MOST_DOCUMENT_BYTES, ContainerLogs, Found
+from stallwatch.sources.logs.containers import MOST_DOCUMENT_BYTES, ContainerLogs, Found
 
 ID = "0123456789abcdef" * 4
 OTHER = "f" * 64

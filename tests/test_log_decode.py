@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwatch.sources import log_decode
-from stallwatch.sources.log_decode import Part, StreamUnwrapper, Unwrapper, form_of, unix_time
+from stallwatch.sources.logs import decode as log_decode
+from stallwatch.sources.logs.decode import Part, StreamUnwrapper, Unwrapper, form_of, unix_time
 
 TIME = "2026-06-02T08:00:0{}.5Z"
 

@@ -12,11 +12,12 @@ import pytest
 from stallwatch.config import Config
 from stallwatch.frameworks import load_frameworks
 from stallwatch.model import LogPlace, Observation, ProcessId, Reading, Scene, Server
-from stallwatch.sources import Host, Moment, log_guard
-from stallwatch.sources.log_guard import MOST_WAITING, GuardedTail, Guards
-from stallwatch.sources.log_mounts import LOOK_SECONDS, FarFile, Mounts
-from stallwatch.sources.log_tail import LogTail
-from stallwatch.sources.logs import Logs
+from stallwatch.sources import Host, Moment
+from stallwatch.sources.logs import guard as log_guard
+from stallwatch.sources.logs.collector import Logs
+from stallwatch.sources.logs.guard import MOST_WAITING, GuardedTail, Guards
+from stallwatch.sources.logs.mounts import LOOK_SECONDS, FarFile, Mounts
+from stallwatch.sources.logs.tail import LogTail
 
 MUCH = 1 << 30
 TABLE = """\

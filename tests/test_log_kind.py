@@ -10,7 +10,7 @@ import yaml
 
 from stallwatch.frameworks import load_frameworks
 from stallwatch.parse import parse_files
-from stallwatch.sources.log_kind import recognise
+from stallwatch.sources.logs.kind import recognise
 
 FRAMEWORKS = load_frameworks()
 BY_NAME = {framework.name: framework for framework in FRAMEWORKS}

@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stallwatch.config import Limits
 from stallwatch.frameworks import load_frameworks
-from stallwatch.sources.log_lines import LogScanner
-from stallwatch.sources.log_tail import CHUNK_BYTES, FINGERPRINT_BYTES, LogTail
+from stallwatch.sources.logs.lines import LogScanner
+from stallwatch.sources.logs.tail import CHUNK_BYTES, FINGERPRINT_BYTES, LogTail
 from test_logs import Node, key_of, patterned, restarted, values
 from test_logs import seal as seal_of_logs
 
@@ -440,7 +440,7 @@ def test_permission_that_is_lost_and_comes_back_loses_nothing(log: Path, monkeyp
 MOUNTED = """
     import ctypes, os, sys
     from pathlib import Path
-    from stallwatch.sources.log_tail import LogTail
+    from stallwatch.sources.logs.tail import LogTail
 
     libc, folder = ctypes.CDLL(None, use_errno=True), Path(sys.argv[1])
     point, store = folder / "point", folder / "store"

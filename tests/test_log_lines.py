@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from stallwatch.config import Limits
 from stallwatch.frameworks import load_frameworks
-from stallwatch.sources import log_search, log_shapes
-from stallwatch.sources.log_lines import Hit, LogScanner
-from stallwatch.sources.log_times import parse_time, seconds_between
+from stallwatch.sources.logs import search as log_search
+from stallwatch.sources.logs import shapes as log_shapes
+from stallwatch.sources.logs.lines import Hit, LogScanner
+from stallwatch.sources.logs.times import parse_time, seconds_between
 
 FRAMEWORKS = {framework.name: framework for framework in load_frameworks()}
 STEADY = '[2026-06-02 08:30:00] INFO:     10.0.0.7:4711 - "POST /generate HTTP/1.1" 200 OK'

@@ -11,10 +11,10 @@ import pytest
 
 from far_mount import FarMount
 from stallwatch.model import LogPlace
-from stallwatch.sources.log_guard import Guards, Questions
-from stallwatch.sources.log_mounts import LOOK_SECONDS as MOUNTS_SECONDS
-from stallwatch.sources.log_mounts import Mounts
-from stallwatch.sources.log_places import GONE_LOOKS, LOOK_SECONDS, LogPlaces
+from stallwatch.sources.logs.guard import Guards, Questions
+from stallwatch.sources.logs.mounts import LOOK_SECONDS as MOUNTS_SECONDS
+from stallwatch.sources.logs.mounts import Mounts
+from stallwatch.sources.logs.places import GONE_LOOKS, LOOK_SECONDS, LogPlaces
 
 MOST = 16
 

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallwatch.frameworks import load_frameworks
-from stallwatch.sources import log_lines, log_ranks, log_repeats
-from stallwatch.sources.log_lines import FIRST_STRETCH, Batch, Hit, LogScanner
-from stallwatch.sources.log_times import parse_time
+from stallwatch.sources.logs import lines as log_lines
+from stallwatch.sources.logs import ranks as log_ranks
+from stallwatch.sources.logs import repeats as log_repeats
+from stallwatch.sources.logs.lines import FIRST_STRETCH, Batch, Hit, LogScanner
+from stallwatch.sources.logs.times import parse_time
 from stallwatch.startup import Startup
 
 FRAMEWORKS = {framework.name: framework for framework in load_frameworks()}

@@ -13,10 +13,10 @@ import pytest
 
 from far_mount import FarMount
 from stallwatch.model import Event, LogPlace, Observation, ProcessId
-from stallwatch.sources import journal
-from stallwatch.sources.log_earlier import earlier_files, is_runtimes
-from stallwatch.sources.log_tail import LogTail
-from stallwatch.sources.logs import LAST_WORDS_READS, _Log
+from stallwatch.sources.logs import journal
+from stallwatch.sources.logs.collector import LAST_WORDS_READS, _Log
+from stallwatch.sources.logs.earlier import earlier_files, is_runtimes
+from stallwatch.sources.logs.tail import LogTail
 from test_journal import printed, record
 from test_log_decode import cri, docker
 from test_logs import WALL, Node, key_of, known, restarted, seal, values

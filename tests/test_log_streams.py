@@ -15,8 +15,8 @@ from process_node import FRAMEWORKS, Node, configured
 from stallwatch.config import Config, ConfiguredServer, Discovery, Match
 from stallwatch.model import Event, LogPlace, Scene
 from stallwatch.sources import Host, Moment
-from stallwatch.sources.log_streams import SLACK_SECONDS
-from stallwatch.sources.logs import Logs
+from stallwatch.sources.logs.collector import Logs
+from stallwatch.sources.logs.streams import SLACK_SECONDS
 from stallwatch.sources.processes import NEVER
 from test_log_decode import docker
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stallwatch.sources.log_tail import FolderWatch, LogTail
+from stallwatch.sources.logs.tail import FolderWatch, LogTail
 
 MUCH = 1 << 30
 

@@ -25,10 +25,11 @@ from stallwatch.model import (
     Scene,
     Server,
 )
-from stallwatch.sources import Host, Moment, logs
-from stallwatch.sources.log_lines import Hit
-from stallwatch.sources.log_places import GONE_LOOKS, LOOK_SECONDS
-from stallwatch.sources.logs import CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
+from stallwatch.sources import Host, Moment
+from stallwatch.sources.logs import collector as logs
+from stallwatch.sources.logs.collector import CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
+from stallwatch.sources.logs.lines import Hit
+from stallwatch.sources.logs.places import GONE_LOOKS, LOOK_SECONDS
 
 FRAMEWORKS = load_frameworks()
 WALL = 1_800_000_000.0

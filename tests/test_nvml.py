@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from stallwatch.drill.nvml_standin import StandIn
-from stallwatch.sources import nvml
-from stallwatch.sources.nvml import Calls, Mean, Note, memory, pci_address, utilization
-from stallwatch.sources.nvml_child import Absent, Answer, CardAnswer, Nvml, Row, Unanswered, start_child
+from stallwatch.sources.gpus import nvml
+from stallwatch.sources.gpus.nvml import Calls, Mean, Note, memory, pci_address, utilization
+from stallwatch.sources.gpus.nvml_child import Absent, Answer, CardAnswer, Nvml, Row, Unanswered, start_child
 
 GIB = 1 << 30
 CODES = (*range(1, 31), 999)
@@ -31,7 +31,7 @@ FIRST, SECOND = ("GPU-5ca1ab1e-0000-4000-8000-000000000000", "GPU-5ca1ab1e-0000-
 
 PROGRAM = """
 import json, os, sys
-from stallwatch.sources import nvml
+from stallwatch.sources.gpus import nvml
 
 nvml.LEAST_WINDOW = 0.0  # two cycles may follow each other at once
 memory = os.memfd_create("note")

@@ -18,8 +18,8 @@ from typing import IO, Any, cast
 
 import pytest
 
-from stallwatch.sources import nvml
-from stallwatch.sources.nvml_child import (
+from stallwatch.sources.gpus import nvml
+from stallwatch.sources.gpus.nvml_child import (
     ABSENT_SECONDS,
     FORGET_SECONDS,
     KILL_SECONDS,

@@ -34,7 +34,7 @@ from stallwatch.model import Report
 from stallwatch.parse import format_text, parse_files
 from stallwatch.presentation import document, text, verdict_line
 from stallwatch.record import Recorder
-from stallwatch.sources.log_search import literal_finder
+from stallwatch.sources.logs.search import literal_finder
 from stallwatch.state_file import open_state
 from stallwatch.web.log_facts import log_facts
 from stallwatch.web.page import Beside, html

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stallwatch.sources.xid import CAUSE_SECONDS, MOST_REMEMBERED, REPEAT_SECONDS, Faults, Lost, Xid, normalised
+from stallwatch.sources.gpus.xid import CAUSE_SECONDS, MOST_REMEMBERED, REPEAT_SECONDS, Faults, Lost, Xid, normalised
 
 LINES = Path(__file__).with_name("xid_lines.txt")
 AT = 1_700_000_000.0

@@ -15,7 +15,7 @@ from .memory import Memory
 from .model import Report, Result, Scene
 from .poller import Poller
 from .sources import Host, Source
-from .sources.logs import Logs
+from .sources.logs.collector import Logs
 from .sources.processes import Processes
 from .sources.table import SOURCES
 from .strict_yaml import InputError

@@ -36,7 +36,7 @@ from .model import (
 from .poller import Poller, is_urgent
 from .server_timeline import ServerTimeline
 from .sources import Host
-from .sources.logs import Logs
+from .sources.logs.collector import Logs
 from .sources.procfs import CLOCK_TICKS
 from .timeline import Timeline
 

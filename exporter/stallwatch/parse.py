@@ -22,9 +22,9 @@ from .frameworks import Framework, Pattern, whole_number
 from .parse_input import LONGEST_LINE_BYTES, Block, LogInput, opened, sample_of
 from .parse_silences import Gap, Line, LogClock, Silences, listen, meaning
 from .parse_text import format_file
-from .sources.log_kind import recognise
-from .sources.log_lines import Batch, Hit, LogScanner, _Line
-from .sources.log_times import parse_time, seconds_between
+from .sources.logs.kind import recognise
+from .sources.logs.lines import Batch, Hit, LogScanner, _Line
+from .sources.logs.times import parse_time, seconds_between
 from .startup import COUNTERS, FIRST_RANK, MARKERS, MOST_RANKS, PHASE_OF_EVENT, PROGRESS_EVENTS, RankStartup, Startup
 from .strict_yaml import InputError
 

@@ -18,7 +18,7 @@ from io import BufferedReader
 from typing import Protocol, TextIO
 
 from .printable import printable
-from .sources.log_decode import Unwrapper
+from .sources.logs.decode import Unwrapper
 from .strict_yaml import InputError
 
 BLOCK_BYTES = 1 << 18

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from .frameworks import NO_EVENT, Framework
 from .frameworks.json_lines import BEGIN
 from .parse_input import Block, TimeOf
-from .sources.log_lines import Hit, LogScanner
-from .sources.log_text import text_of
-from .sources.log_times import on_one_scale, parse_time, seconds_between
+from .sources.logs.lines import Hit, LogScanner
+from .sources.logs.text import text_of
+from .sources.logs.times import on_one_scale, parse_time, seconds_between
 
 MOST_SILENCES = 5
 PREFIX_BYTES = 400

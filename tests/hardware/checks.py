@@ -20,9 +20,9 @@ from stallwatch import signals
 from stallwatch.config import Config, Intervals
 from stallwatch.model import GpuUse, Process, Reading, Scene, Server, Signal
 from stallwatch.sources import Host, Moment
-from stallwatch.sources.gpu import MEMORY_TOTAL, RECOVERY_ACTION, SM_ACTIVITY, TEMPERATURE, Gpu
+from stallwatch.sources.gpus.collector import MEMORY_TOTAL, RECOVERY_ACTION, SM_ACTIVITY, TEMPERATURE, Gpu
+from stallwatch.sources.gpus.xid_log import XidLog
 from stallwatch.sources.procfs import ProcFs
-from stallwatch.sources.xid_log import XidLog
 
 from .machines import GIB, MIB, Machine, NotRunError, Peer, Work
 

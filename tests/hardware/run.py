@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stallwatch.drill.nvml_standin import StandIn, build
-from stallwatch.sources.nvml_child import Absent, Answer, Nvml, Unanswered
+from stallwatch.sources.gpus.nvml_child import Absent, Answer, Nvml, Unanswered
 
 from .checks import DIFFERS, NOT_RUN, Found, run
 from .machines import Machine, Pretended, Real

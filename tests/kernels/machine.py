@@ -25,7 +25,7 @@ from stallwatch.model import Report, Result, Scene, ServerReport
 from stallwatch.poller import Poller
 from stallwatch.sources import Host, Source
 from stallwatch.sources.connections import Attempt
-from stallwatch.sources.logs import Logs
+from stallwatch.sources.logs.collector import Logs
 from stallwatch.sources.processes import Processes
 from stallwatch.sources.sockets import Sockets
 from stallwatch.sources.threads import Threads

@@ -32,8 +32,8 @@ from ..signals import (
 )
 from . import Host, Moment
 from .http_probe import Answer, Names, Request, fetch_all
-from .log_guard import Guards, Questions
-from .log_mounts import Mounts
+from .logs.guard import Guards, Questions
+from .logs.mounts import Mounts
 
 HEALTH_DURATION = Signal(
     "health_duration_seconds",

@@ -23,9 +23,9 @@ from .blocking_reads import BlockingReads, CommandLine, CommandLines
 from .cgroup_state import CgroupFiles, Surroundings
 from .cgroups import Cgroup, Placement, parse_cgroup
 from .discovery import COMPILERS, Command, Facts, matched_part, understand
-from .log_guard import Guards, Questions
-from .log_mounts import Mounts
-from .log_streams import StreamPlaces
+from .logs.guard import Guards, Questions
+from .logs.mounts import Mounts
+from .logs.streams import StreamPlaces
 from .members import LONE_RANK, SECOND_LOOK_SECONDS, Member, Tracked
 from .process_table import Known, ProcessTable
 from .procfs import CLOCK_TICKS, ProcFs

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .. import signals
 from ..model import LogPlace, Observation, Process, ProcessId, Reading, Server, Signal
-from .log_streams import NO_LOG, StreamPlaces, Whose
+from .logs.streams import NO_LOG, StreamPlaces, Whose
 from .members import COUNTERS, LONE_RANK, Member, Tracked
 
 VIRTUAL_MEMORY = Signal(

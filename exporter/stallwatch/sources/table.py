@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from . import Host, Source
 from .endpoints import Endpoints
-from .gpu import Gpu
-from .logs import Logs
+from .gpus.collector import Gpu
+from .logs.collector import Logs
 from .node import Node
 from .processes import Processes
 from .sockets import Sockets

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from ..model import Reading, Signal
+from ...model import Reading, Signal
 from .xid import Lost, Xid
 
 XID_ERRORS = Signal(

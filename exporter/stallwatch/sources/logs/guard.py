@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from .log_mounts import Mounts
-from .log_tail import LogTail
+from .mounts import Mounts
+from .tail import LogTail
 
 MOST_WAITING = 8
 """Mounts that may be waited for at once; the logs on others are not read meanwhile."""

@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..model import LogPlace
-from .cgroups import Placement, parse_cgroup
+from ...model import LogPlace
+from ..cgroups import Placement, parse_cgroup
+from ..procfs import ProcFs, reason_of
+from .containers import ContainerLogs
+from .guard import Questions
 from .journal import find_program, journal_behind, place_of
-from .log_containers import ContainerLogs
-from .log_guard import Questions
-from .log_mounts import FarError, FarFile
-from .procfs import ProcFs, reason_of
+from .mounts import FarError, FarFile
 
 NO_LOG = "absent"
 SLACK_SECONDS = 2.0

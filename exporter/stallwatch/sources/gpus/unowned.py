@@ -12,8 +12,8 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from .gpu_owners import Joined
-from .procfs import ProcFs
+from ..procfs import ProcFs
+from .owners import Joined
 
 TEARDOWN_SECONDS = 30.0
 """Unmapping 80 to 180 GB takes seconds."""

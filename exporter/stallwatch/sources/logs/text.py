@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..frameworks import DOTS, NUMBER_FIELDS, quantity
+from ...frameworks import DOTS, NUMBER_FIELDS, quantity
 
 CLASSIFIED_CHARACTERS = 16_384
 """Of a hit line only this much is matched; argument dumps are longer than anything else that matters."""

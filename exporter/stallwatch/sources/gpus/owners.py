@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..model import Process, ProcessId, Server
+from ...model import Process, ProcessId, Server
+from ..procfs import KERNEL_THREAD, ProcFs, Stat
 from .nvml_child import Row
-from .procfs import KERNEL_THREAD, ProcFs, Stat
 
 MOST_ANCESTORS = 64
 """How far up a process that is no rank is followed to the one that started it."""

@@ -17,8 +17,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
 
-from ..model import LogPlace
-from .log_guard import Questions
+from ...model import LogPlace
+from .guard import Questions
 
 LOOK_SECONDS = 3.0
 GONE_LOOKS = 2

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..frameworks import Framework, Pattern, Prefix
-from .log_lines import Batch, Hit, LogScanner, _Line
+from ...frameworks import Framework, Pattern, Prefix
+from .lines import Batch, Hit, LogScanner, _Line
 
 FALLBACK = "generic"
 

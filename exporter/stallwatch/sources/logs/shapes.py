@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from itertools import groupby
 
-from ..frameworks import RANKED, Framework
-from .log_text import text_of
+from ...frameworks import RANKED, Framework
+from .text import text_of
 
 MAX_SHAPES = 20_000
 """Distinct line shapes remembered in one start; beyond it every unknown line counts as a repeat."""

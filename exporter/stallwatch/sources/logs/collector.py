@@ -1,6 +1,6 @@
 """Every server's log, whole and then followed: counts for `/metrics`, events for the verdict.
 
-What a line means is decided in log_lines, how bytes are got in log_tail; here both meet the servers of the
+What a line means is decided in lines, how bytes are got in tail; here both meet the servers of the
 Scene.  Never a word of a log leaves: events, numbers and names of ranks only.
 """
 
@@ -15,8 +15,8 @@ from fnmatch import fnmatchcase
 from operator import add
 from typing import ClassVar
 
-from ..frameworks import Framework
-from ..model import (
+from ...frameworks import Framework
+from ...model import (
     ERROR_KINDS,
     EVENTS,
     Event,
@@ -31,18 +31,18 @@ from ..model import (
     Server,
     Signal,
 )
-from ..signals import LOG_BYTES
-from . import Host, Moment
+from ...signals import LOG_BYTES
+from .. import Host, Moment
+from .decode import Part, StreamUnwrapper
+from .earlier import CHUNK_BYTES, Earlier, earlier_files, in_line, is_runtimes, moved_aside, read_earlier
+from .guard import Guards, Questions
 from .journal import PLACE as JOURNAL
 from .journal import JournalTail
-from .log_decode import Part, StreamUnwrapper
-from .log_earlier import CHUNK_BYTES, Earlier, earlier_files, in_line, is_runtimes, moved_aside, read_earlier
-from .log_guard import Guards, Questions
-from .log_lines import Batch, Hit, LogScanner
-from .log_mounts import Mounts
-from .log_places import LogPlaces
-from .log_tail import FolderWatch, Identity, LogTail, mark_in
-from .log_times import seconds_between
+from .lines import Batch, Hit, LogScanner
+from .mounts import Mounts
+from .places import LogPlaces
+from .tail import FolderWatch, Identity, LogTail, mark_in
+from .times import seconds_between
 
 READ_BYTES = 32 << 20
 """Most bytes read of one log in one turn, so that a long history does not delay the other logs."""

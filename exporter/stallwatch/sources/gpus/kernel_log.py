@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from . import Moment
-from .procfs import reason_of
+from .. import Moment
+from ..procfs import reason_of
 
 PLACE = "dev/kmsg"
 DEVICE = os.makedev(1, 11)

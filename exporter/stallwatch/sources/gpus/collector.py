@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from .. import signals
-from ..config import Config
-from ..model import GpuUse, Observation, Reading, Scene, Signal
-from . import Host, Moment
-from .gpu_faults import UNKNOWN, XID_ERRORS, XID_LAST, Faults
-from .gpu_owners import CardList, Joined, Owners
-from .gpu_unowned import Holders, Left, Unowned
+from ... import signals
+from ...config import Config
+from ...model import GpuUse, Observation, Reading, Scene, Signal
+from .. import Host, Moment
+from ..procfs import ProcFs
+from .faults import UNKNOWN, XID_ERRORS, XID_LAST, Faults
 from .nvml_child import Absent, Answer, CardAnswer, Nvml, Unanswered
-from .procfs import ProcFs
+from .owners import CardList, Joined, Owners
+from .unowned import Holders, Left, Unowned
 from .xid import Lost, Xid
 from .xid_log import XidLog
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import Moment
+from .. import Moment
 
 PLACE = "journal:"
 """`journal:<namespace>:<unit>` is the place of a log that is no file; a user's unit is `<uid>/<unit>`."""

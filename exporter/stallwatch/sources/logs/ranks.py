@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from ..frameworks import Pattern, Prefix, rank_name, whole_number
+from ...frameworks import Pattern, Prefix, rank_name, whole_number
 
 MOST_NAMES = 4096
 """Processes whose rank is known; with more of them all are forgotten."""

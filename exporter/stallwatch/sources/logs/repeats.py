@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..frameworks import NO_EVENT, RANKED, Framework, Pattern
-from ..frameworks.json_lines import BEGIN
-from ..startup import MARKERS
-from .log_search import Lexicon
+from ...frameworks import NO_EVENT, RANKED, Framework, Pattern
+from ...frameworks.json_lines import BEGIN
+from ...startup import MARKERS
+from .search import Lexicon
 
 MAX_REPEATS = 1024
 """Lines that are known so, and writers of each of them; with more lines all are forgotten."""

@@ -1,6 +1,6 @@
 """Bytes of one log become what they say: recognised lines, counts, names of ranks, shapes of unknown lines.
 
-A block of whole lines is searched once for the literals of all patterns (see log_search); regular expressions
+A block of whole lines is searched once for the literals of all patterns (see search); regular expressions
 run on hit lines only.  Nothing here raises on any input: NUL bytes, invalid UTF-8, endless lines are read like
 everything else.
 """
@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ..config import Limits
-from ..frameworks import NO_EVENT, Framework, Pattern, Prefix
-from .log_ranks import Ranks
-from .log_repeats import Meaning, Repeat, Repeats
-from .log_search import Steady, lexicon_of, steady_search
-from .log_shapes import Shapes
-from .log_text import groups_of, is_drawn, numbers_of, pieces_of, text_of
-from .log_times import parse_time
+from ...config import Limits
+from ...frameworks import NO_EVENT, Framework, Pattern, Prefix
+from .ranks import Ranks
+from .repeats import Meaning, Repeat, Repeats
+from .search import Steady, lexicon_of, steady_search
+from .shapes import Shapes
+from .text import groups_of, is_drawn, numbers_of, pieces_of, text_of
+from .times import parse_time
 
 MAX_NOVEL = 16
 """Novel lines reported per block; ten in a row carry the stall clock at most, so more say nothing."""
@@ -110,7 +110,7 @@ class LogScanner:
     """Reads one log from its beginning.  Public counters only grow; `ready` says which search is used.
 
     `numbered`: lines get numbers and a line drawn with carriage returns stays whole (for `parse`); else a bar
-    is seen as soon as it is drawn.  `writer`: see log_ranks.Ranks.
+    is seen as soon as it is drawn.  `writer`: see ranks.Ranks.
     """
 
     def __init__(

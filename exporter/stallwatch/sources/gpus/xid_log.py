@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import Moment
+from .. import Moment
 from .kernel_log import KernelLog
 from .xid import Faults, Lost, Xid
 

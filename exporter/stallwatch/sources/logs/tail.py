@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .log_earlier import moved_aside, next_in_line
+from .earlier import moved_aside, next_in_line
 
 CHUNK_BYTES = 1 << 18
 MOST_ROTATIONS = 64

@@ -19,8 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .log_mounts import FarError
-from .procfs import reason_of
+from ..procfs import reason_of
+from .mounts import FarError
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..frameworks import Framework
+from ...frameworks import Framework
 
 GROUP = 64
 """Most literals that are searched with vector instructions."""
