@@ -13,6 +13,7 @@ from stallwatch.sources.discovery import Command
 from stallwatch.sources.process_table import (
     FULL_LOOK_SECONDS,
     RETRY_SECONDS,
+    SOON_SECONDS,
     YOUNG_SECONDS,
     Known,
     ProcessTable,
@@ -174,18 +175,36 @@ def test_only_wanted_processes_are_asked(node: Node) -> None:
 
 
 @pytest.mark.parametrize("reason", ["timeout", "error"])
-def test_a_command_line_that_hung_is_tried_again_later(node: Node, reason: str) -> None:
+def test_a_command_line_that_hung_is_tried_again_soon_and_then_seldom(node: Node, reason: str) -> None:
     node.tree.add(10, "a")
     node.reads.reasons[10] = reason
     node.look(0.0)
     before, counted = node.command(10), dict(node.table.unread)
+    asked = {}
+    again = SOON_SECONDS + RETRY_SECONDS
+    for now in (SOON_SECONDS - 1, SOON_SECONDS, 2 * SOON_SECONDS, again - 1):
+        node.look(now)
+        asked[now] = bool(node.reads.asked)
     del node.reads.reasons[10]
-    node.look(RETRY_SECONDS - 1)
-    early = node.command(10)
-    node.look(RETRY_SECONDS)
+    node.look(again)
 
-    assert (before, early, node.command(10)) == (reason, reason, "a")
+    assert list(asked.values()) == [False, True, False, False]
+    assert (before, node.command(10)) == (reason, "a")
     assert (counted, node.table.unread) == ({reason: 1}, {})
+
+
+def test_after_a_reading_that_went_well_a_failure_is_the_first_again(node: Node) -> None:
+    node.tree.add(10, "a")
+    node.reads.reasons[10] = "timeout"
+    node.look(0.0)
+    del node.reads.reasons[10]
+    node.look(SOON_SECONDS)
+    known = node.table.get(10)
+    assert known is not None
+    node.reads.reasons[10] = "timeout"
+    node.table.read_command(known, 10.0)
+
+    assert known.is_doubtful
 
 
 def test_no_right_to_read_is_not_tried_again(node: Node) -> None:
@@ -208,6 +227,20 @@ def test_a_title_that_cannot_be_read_again_is_still_known(node: Node) -> None:
 
     assert node.command(10) == "VLLM::Worker_TP1"
     assert node.table.unread == {"timeout": 1}
+
+
+def test_what_a_launcher_was_is_forgotten_when_the_program_behind_it_cannot_be_read_at_once(node: Node) -> None:
+    """On a busy machine the helper may be too slow: the server is not for ever what its launcher was."""
+    node.tree.add(10, "python launcher.py", comm="python3")
+    node.look(0.0)
+    node.tree.change(10, "python -m sglang.launch_server", comm="python3", stack=5)
+    node.reads.reasons[10] = "timeout"
+    node.look(1.0)
+    meanwhile = node.command(10)
+    del node.reads.reasons[10]
+    node.look(1.0 + SOON_SECONDS)
+
+    assert (meanwhile, node.command(10)) == ("timeout", "python -m sglang.launch_server")
 
 
 def test_a_process_that_vanishes_while_it_is_read_is_counted_as_that(node: Node) -> None:

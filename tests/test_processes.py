@@ -150,6 +150,25 @@ def test_a_launcher_that_becomes_the_server_is_found(node: Node) -> None:
     assert (before, node.look().names) == ([], ["sglang-30000"])
 
 
+def test_a_server_whose_command_line_was_not_read_in_time_is_not_named_after_its_ranks_alone(node: Node) -> None:
+    """A busy machine: the helper that reads command lines starts too late, once."""
+    node.vllm()
+    node.reads.reasons[100] = "timeout"
+    first = node.look().names
+    del node.reads.reasons[100]
+
+    assert (first, node.look().names) == ([], ["vllm-8000"])
+
+
+def test_a_server_whose_command_line_cannot_be_read_is_known_by_its_ranks(node: Node) -> None:
+    """Its first process holds its memory lock: it is found all the same, a look later."""
+    node.vllm()
+    node.reads.reasons[100] = "timeout"
+
+    assert (node.look().names, node.look().names) == ([], ["vllm-1"])
+    assert set(node.ranks.values()) == {"main", "engine", "TP0", "TP1"}
+
+
 def test_an_engine_in_a_script_is_embedded_in_that_script(node: Node) -> None:
     node.tree.add(80, "bash", comm="bash")
     node.tree.add(100, "python3 batch.py --secret x", ppid=80)

@@ -17,6 +17,8 @@ from .procfs import KERNEL_THREAD, ProcFs, Stat
 YOUNG_SECONDS = 30.0
 FULL_LOOK_SECONDS = 30.0
 RETRY_SECONDS = 60.0
+SOON_SECONDS = 5.0
+"""The first retry comes earlier: on a busy machine the helper may just have been slow to start."""
 MOST_COMMANDS = 2048
 """Command lines read in one look (each costs about 0.1 ms); the rest waits for the next."""
 
@@ -30,6 +32,7 @@ class Known:
     user: int
     command: Command | None = None
     command_read: float = 0.0
+    failures: int = 0  # readings in a row that hung or failed
     _read_as: tuple[str, int] = ("", 0)  # comm and stack when the command line was read
 
     @property
@@ -37,11 +40,27 @@ class Known:
         """Another name, or another program, since the command line was read."""
         return self._read_as != (self.stat.comm, self.stat.start_stack)
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Its command line could not be read once, and is asked for again soon."""
+        return self.failures == 1
+
+    def is_due_again(self, now: float) -> bool:
+        """A reading that failed is repeated, soon and then seldom: each costs a deadline when it hangs."""
+        wait = SOON_SECONDS if self.is_doubtful else RETRY_SECONDS
+        return self.failures > 0 and now - self.command_read >= wait
+
     def take(self, command: Command, now: float) -> None:
-        """Remember what its command line says; a failed second reading does not undo the first."""
+        """Remember what its command line says.
+
+        A failed second reading does not undo the first, unless another program runs since: a launcher in Python
+        that became the server is not for ever what it was.
+        """
         known = self.command is not None and self.command.reason is None
-        if command.reason is None or not known:
+        is_same_program = self._read_as[1] == self.stat.start_stack
+        if command.reason is None or not (known and is_same_program):
             self.command = command
+        self.failures = self.failures + 1 if command.reason in ("timeout", "error") else 0
         self.command_read, self._read_as = now, (self.stat.comm, self.stat.start_stack)
 
     @property
@@ -132,14 +151,12 @@ class ProcessTable:
                 budget -= 1
                 self.read_command(known, now)
 
-    def _is_due(self, known: Known, now: float) -> bool:
-        if known.command is None or known.is_changed:
-            return True
-        again = known.command.reason in ("timeout", "error")
-        return again and now - known.command_read >= RETRY_SECONDS
+    @staticmethod
+    def _is_due(known: Known, now: float) -> bool:
+        return known.command is None or known.is_changed or known.is_due_again(now)
 
     def read_command(self, known: Known, now: float) -> None:
-        """Read (again) the command line of one process; a hung one is tried again after RETRY_SECONDS."""
+        """Read (again) the command line of one process; a hung one is tried again after a while."""
         line = self._read_command(known.id)
         known.take(self._understand(line), now)
         if line.reason is not None:

@@ -225,6 +225,8 @@ class Processes:
             if root.command is not None and root.command.framework in self._wanted:
                 self._track(root, root.command.framework, "server", taken, now)
                 return
+        if any(other.is_doubtful for other in chain):
+            return  # one of them may be the server's first process: soon its command line is read again
         top, command = [
             (other, other.command)
             for other in chain
