@@ -3,6 +3,7 @@
 #   make run ARGS='--web.listen-address 127.0.0.1:10077'    the exporter
 #   make test     unit tests                     make check    format, lint, types, alert rules
 #   make e2e      real processes and services    make bench    ratios against other exporters
+#   make faults   what it watches, and what it stands on, is broken on purpose (docs/FAULTS.md)
 #   make score    docs/SCORE.md: recordings and the obvious rules, measured anew
 #   make dashboards  grafana/ and its ConfigMaps anew   make pictures    docs/pictures/ anew
 #   make page-pictures  the same of the page, in Chromium
@@ -18,17 +19,17 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
 LINTED := exporter tests bench grafana score
 
-.PHONY: run test check e2e bench score dashboards pictures browser page-pictures hardware clean help
+.PHONY: run test check e2e faults bench score dashboards pictures browser page-pictures hardware clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,9p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,10p
 
 run: $(VENV)/.installed
 	$(BIN)/stallwatch serve $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/pytest -m 'not e2e' -n auto --maxprocesses 4 $(PYTEST_ARGS)
+	$(BIN)/pytest -m 'not e2e and not faults' -n auto --maxprocesses 4 $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check $(LINTED)
@@ -42,6 +43,9 @@ check: $(VENV)/.installed-test
 
 e2e: $(VENV)/.installed-test
 	$(BIN)/pytest -m e2e $(PYTEST_ARGS) tests/e2e
+
+faults: $(VENV)/.installed-test
+	$(BIN)/pytest -m faults $(PYTEST_ARGS) tests/faults
 
 bench: $(VENV)/.installed-test
 	@for name in scan memory gpu wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done
