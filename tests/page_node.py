@@ -20,7 +20,7 @@ from stallwatch.model import (
     SourceHealth,
     Verdict,
 )
-from stallwatch.sources.logs.collector import LOG_BACKLOG, LOG_ERRORS, LOG_LAST_LINE, LOG_LINES, LOG_UNMATCHED
+from stallwatch.sources.logs.counters import LOG_BACKLOG, LOG_ERRORS, LOG_LAST_LINE, LOG_LINES, LOG_UNMATCHED
 
 NOW, MONOTONIC = 1_700_000_501.0, 1000.0
 

@@ -29,6 +29,7 @@ ALLOWED: Mapping[str, str] = {
     "clock": "",
     "startup": "",
     "bell": "",
+    "children": "",
     "heartbeat": "",
     "signals": "model",
     "config": "model strict_yaml",
@@ -36,7 +37,7 @@ ALLOWED: Mapping[str, str] = {
     # The sources: what every one of them may know, and the siblings it stands on.
     "sources": "model signals config frameworks",
     "sources.blocking_child": "",
-    "sources.blocking_reads": "model",
+    "sources.blocking_reads": "children model",
     "sources.cgroups": "",
     "sources.cgroup_state": "model sources.cgroups sources.procfs",
     "sources.connections": "model",
@@ -46,7 +47,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.http_probe": ". sources.connections",
     "sources.gpus.kernel_log": "sources sources.procfs",
     "sources.logs.kind": "frameworks sources.logs.lines",
-    "sources.logs.journal": "sources",
+    "sources.logs.journal": "children sources",
     "sources.logs.containers": "sources.logs.mounts sources.procfs",
     "sources.logs.decode": "",
     "sources.logs.earlier": "",
@@ -65,10 +66,14 @@ ALLOWED: Mapping[str, str] = {
     "sources.logs.times": "",
     "sources.logs.mounts": "",
     "sources.logs.guard": "sources.logs.mounts sources.logs.tail",
-    "sources.logs.collector": "model signals startup config frameworks sources sources.logs.journal sources.logs.decode"
-    " sources.logs.earlier sources.logs.guard sources.logs.lines sources.logs.mounts sources.logs.places"
-    " sources.logs.tail"
-    " sources.logs.times",
+    "sources.logs.counters": "model signals sources.logs.journal sources.logs.lines sources.logs.tail",
+    "sources.logs.hits": "sources.logs.counters sources.logs.lines sources.logs.times",
+    "sources.logs.followed": "model sources.logs.counters sources.logs.decode sources.logs.earlier sources.logs.journal"
+    " sources.logs.lines sources.logs.tail",
+    "sources.logs.of_server": "model sources.logs.counters sources.logs.followed sources.logs.places",
+    "sources.logs.past": "model sources sources.logs.counters sources.logs.earlier sources.logs.followed"
+    " sources.logs.guard sources.logs.journal sources.logs.of_server sources.logs.tail",
+    "sources.logs.collector": "model signals frameworks sources sources.logs.*",
     "sources.members": "model descriptors signals config frameworks sources.cgroups sources.cgroup_state"
     " sources.discovery sources.process_table sources.procfs",
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
@@ -81,7 +86,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.gpus.owners": "model sources.gpus.nvml_child sources.procfs",
     "sources.gpus.unowned": "sources.gpus.owners sources.procfs",
     "sources.gpus.nvml": "",
-    "sources.gpus.nvml_child": "sources.gpus.nvml",
+    "sources.gpus.nvml_child": "children sources.gpus.nvml",
     "sources.node": "model signals sources sources.locks sources.procfs sources.shm",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
@@ -95,7 +100,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.shm": "model sources sources.blocking_reads sources.procfs sources.shm_child",
     "sources.shm_child": "sources.blocking_child",
     "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",
-    "sources.unit_state": "sources.cgroups",
+    "sources.unit_state": "children sources.cgroups",
     "sources.wait_class": "model",
     "sources.gpus.xid": "",
     "sources.gpus.xid_log": "sources sources.gpus.kernel_log sources.gpus.xid",
@@ -135,7 +140,7 @@ ALLOWED: Mapping[str, str] = {
     " sources.table daemon poller"
     " memory",
     "catalogue": "model signals sources.table daemon exposition",
-    "stacks": "printable sources.procfs",
+    "stacks": "children printable sources.procfs",
     "recording": "model config strict_yaml",
     "told": "model signals recording tracks",
     "replay": "model strict_yaml signals clock config frameworks tracks timeline deadlines episodes daemon presentation"

@@ -779,7 +779,7 @@ class CountedLife(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.written = self.moved = 0
         self.node = Node(Path(self.folder.name))
-        self.node.source.seal, self.node.source.key_of = seal_of_logs, key_of
+        self.node.source.past.seal, self.node.source.past.key_of = seal_of_logs, key_of
         self.write(1)
         patterned(self.node, "stdout")
         self.catch_up()

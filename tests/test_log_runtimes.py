@@ -14,8 +14,9 @@ import pytest
 from far_mount import FarMount
 from stallwatch.model import Event, LogPlace, Observation, ProcessId
 from stallwatch.sources.logs import journal
-from stallwatch.sources.logs.collector import LAST_WORDS_READS, _Log
+from stallwatch.sources.logs.collector import LAST_WORDS_READS
 from stallwatch.sources.logs.earlier import earlier_files, is_runtimes
+from stallwatch.sources.logs.followed import FollowedLog
 from stallwatch.sources.logs.tail import LogTail
 from test_journal import printed, record
 from test_log_decode import cri, docker
@@ -297,7 +298,7 @@ def test_rotated_files_of_a_configured_log_are_left_alone(tmp_path: Path) -> Non
 
 
 def test_what_was_told_before_a_restart_of_ours_is_not_told_again_from_a_rotated_file(container: Container) -> None:
-    container.source.seal = seal
+    container.source.past.seal = seal
     assert container.told() == [("load_begin", "stderr")]
     container.wrote(docker(f"{END}\n"))
     rotate(container, f"{container.log}.1")
@@ -316,7 +317,7 @@ def test_what_was_told_before_a_restart_of_ours_is_not_told_again_from_a_rotated
 @pytest.fixture
 def rotated(container: Container) -> Container:
     """Two files were moved aside, of the second one the end of a stream."""
-    container.source.seal, container.source.key_of = seal, key_of
+    container.source.past.seal, container.source.past.key_of = seal, key_of
     container.wrote(docker(f"{END}\n"))
     container.read()
     for number in (1, 2):
@@ -505,7 +506,7 @@ def test_what_a_unit_said_before_a_restart_of_ours_is_counted_and_not_told_again
 ) -> None:
     first = record(BEGIN, _SYSTEMD_UNIT="vllm.service")
     node = unit(tmp_path, monkeypatch, printed(first))
-    node.source.seal = seal
+    node.source.past.seal = seal
     until(node, "load_begin")
     node.monotonic += journal.SETTLE_SECONDS
     node.read()
@@ -527,7 +528,7 @@ def test_a_log_is_a_file_or_the_journal(container: Container) -> None:
     container.read()
     (log,) = (log for logs in container.source._servers.values() for log in logs.logs.values())
 
-    assert isinstance(log, _Log)
+    assert isinstance(log, FollowedLog)
     assert isinstance(log.tail, LogTail)
 
 

@@ -26,7 +26,7 @@ from stallwatch.model import (
     Server,
 )
 from stallwatch.sources import Host, Moment
-from stallwatch.sources.logs import collector as logs
+from stallwatch.sources.logs import collector, hits, past
 from stallwatch.sources.logs.collector import CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
 from stallwatch.sources.logs.lines import Hit
 from stallwatch.sources.logs.places import GONE_LOOKS, LOOK_SECONDS
@@ -573,16 +573,18 @@ def seal(*parts: object) -> str:
 def restarted(node: Node, turn_bytes: int = READ_BYTES) -> Node:
     """The next process of ours, which knows how far the one before had told of the logs of `node`."""
     places = {(log, file): (told, mark) for log, file, told, mark in known(node)}
-    rows = node.source.sums(node.monotonic).get(node.server.name, ())
+    rows = node.source.past.sums(node.monotonic).get(node.server.name, ())
     positions = {row.position: (row.told, row.mark) for row in rows if row.position}
     after = Node(node.folder, turn_bytes=turn_bytes)
-    after.server, after.monotonic, after.source.seal = node.server, node.monotonic + 60, seal
-    after.source.told_before = lambda server, log, file: (
+    after.server, after.monotonic, after.source.past.seal = node.server, node.monotonic + 60, seal
+    after.source.past.told_before = lambda server, log, file: (
         places.get((log, file)) or positions.get(key_of(server, log, *file))
     )
-    if node.source.key_of is not None:
-        after.source.key_of = key_of
-        after.source.counted_before = lambda server: {row.key: row for row in rows if server.root == node.server.root}
+    if node.source.past.key_of is not None:
+        after.source.past.key_of = key_of
+        after.source.past.counted_before = lambda server: {
+            row.key: row for row in rows if server.root == node.server.root
+        }
     return after
 
 
@@ -591,13 +593,13 @@ def key_of(server: Server, log: str, *file: int) -> str:
 
 
 def known(node: Node) -> list[tuple[str, tuple[int, int], int, str]]:
-    return node.source.places(node.monotonic).get(node.server.name, [])
+    return node.source.past.places(node.monotonic).get(node.server.name, [])
 
 
 @pytest.fixture
 def watched(node: Node) -> Node:
     """A log of which three lines were told."""
-    node.source.seal = seal
+    node.source.past.seal = seal
     node.write("[2026-06-02 08:00:10 TP0] Load weight end.\n[2026-06-02 08:00:11 TP1] Load weight end.\n")
     assert len(events(node.read())) == 3
     return node
@@ -662,7 +664,7 @@ def test_another_log_in_the_place_of_the_old_one_is_told_from_its_beginning(how:
 @pytest.fixture
 def named(node: Node) -> Node:
     """A log named in the configuration, of which three lines were told."""
-    node.source.seal = seal
+    node.source.past.seal = seal
     node.write("[2026-06-02 08:00:10 TP0] Load weight end.\n[2026-06-02 08:00:11 TP1] Load weight end.\n")
     patterned(node, "stdout")
     assert len(events(node.read())) == 3
@@ -711,9 +713,9 @@ def test_a_file_that_is_not_known_to_be_the_logs_is_no_part_of_it(how: str, name
     if how == "written anew":  # an inode that is used again
         (named.folder / "stdout.2").write_text("[2026-06-02 07:00:00 TP7] Load weight end.\n" * 9)
     elif how == "not kept":
-        after.source.seal = None
+        after.source.past.seal = None
     else:
-        after.source.told_before = lambda server, log, file: None
+        after.source.past.told_before = lambda server, log, file: None
 
     seen = after.read()
 
@@ -759,7 +761,7 @@ def grown(
 @pytest.fixture
 def counted(named: Node) -> Node:
     """A log named in the configuration that was rotated once and cut once before our restart."""
-    named.source.key_of = key_of
+    named.source.past.key_of = key_of
     named.write(ONE + "Traceback (most recent call last):\n  x\ntorch.OutOfMemoryError: CUDA out of memory.\n")
     named.read()
     (named.folder / "stdout").rename(named.folder / "stdout.1")
@@ -791,10 +793,10 @@ def test_after_rotation_and_cut_every_counter_is_where_it_was_before_our_restart
 
 
 def test_without_rotation_the_counters_are_those_of_the_file(named: Node) -> None:
-    named.source.key_of = key_of
+    named.source.past.key_of = key_of
     named.read()
     after, without = restarted(named), restarted(named)
-    without.source.key_of = None
+    without.source.past.key_of = None
     named.write(ONE)
 
     assert counts(after.read()) == counts(without.read())
@@ -802,7 +804,7 @@ def test_without_rotation_the_counters_are_those_of_the_file(named: Node) -> Non
 
 def test_a_state_without_sums_is_read_as_it_was(counted: Node) -> None:
     after = restarted(counted)
-    after.source.counted_before = lambda server: {}
+    after.source.past.counted_before = lambda server: {}
 
     assert lines_of(after.read()) == {("stdout",): 1.0}
 
@@ -880,7 +882,7 @@ def test_several_rotations_while_we_were_down_are_counted_file_by_file(counted: 
 def test_the_same_file_behind_another_number_of_its_device_is_counted_once(counted: Node) -> None:
     before = counts(counted.read())
     after = restarted(counted)
-    after.source.told_before = lambda server, log, file: None
+    after.source.past.told_before = lambda server, log, file: None
     counted.write(ONE)
 
     assert grown(counts(after.read()), before) == growth_of(2, ONE, unmatched=1)
@@ -891,9 +893,9 @@ def test_where_it_is_not_known_how_far_a_file_was_read_the_counters_do_not_fall_
 ) -> None:
     before = counts(counted.read())
     after = restarted(counted)
-    (row,) = after.source.counted_before(counted.server).values()
-    after.source.told_before = lambda server, log, file: None
-    after.source.counted_before = lambda server: {row.key: replace(row, position="", told=0, mark="")}
+    (row,) = after.source.past.counted_before(counted.server).values()
+    after.source.past.told_before = lambda server, log, file: None
+    after.source.past.counted_before = lambda server: {row.key: replace(row, position="", told=0, mark="")}
 
     assert grown(counts(after.read()), before) == {}
     counted.write(ONE)
@@ -931,12 +933,12 @@ def test_the_events_of_a_log_that_does_not_come_again_stay_counted(counted: Node
 
 
 def test_logs_without_room_leave_their_events(counted: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MOST_SUMS", 1)
+    monkeypatch.setattr(past, "MOST_SUMS", 1)
     counted.write(ONE, "other")
     counted.place("stdout", "other")
     before = values(counted.read(), "log_events_total")
 
-    assert len(counted.source.sums(counted.monotonic)[counted.server.name]) == 2  # the log, and the rest
+    assert len(counted.source.past.sums(counted.monotonic)[counted.server.name]) == 2  # the log, and the rest
     after = restarted(counted)
     after.place("stdout")
     assert values(after.read(), "log_events_total") == before
@@ -948,8 +950,8 @@ def test_how_far_the_logs_are_told_is_known_for_the_turn_that_was_taken(watched:
     watched.read()
 
     assert known(watched)[0][2] > first[0][2]
-    assert watched.source.places(taken)[watched.server.name] == first
-    assert watched.source.places(taken - 100) == {}
+    assert watched.source.past.places(taken)[watched.server.name] == first
+    assert watched.source.past.places(taken - 100) == {}
 
 
 def test_a_process_that_keeps_no_state_marks_nothing(node: Node) -> None:
@@ -959,7 +961,7 @@ def test_a_process_that_keeps_no_state_marks_nothing(node: Node) -> None:
 
 
 def test_who_is_which_rank_is_told_again_from_what_was_told_before(node: Node) -> None:
-    node.server, node.source.seal = replace(node.server, framework="vllm"), seal
+    node.server, node.source.past.seal = replace(node.server, framework="vllm"), seal
     node.write(
         "(Worker pid=4247) INFO 11-29 15:31:08 [p.py:1] world_size=2 rank=1 local_rank=1 distributed_init_method=x\n"
     )
@@ -1023,16 +1025,16 @@ HITS = st.builds(
 @given(st.lists(HITS, max_size=40), st.lists(HITS, max_size=40))
 def test_what_is_dropped_of_a_turn_that_goes_on_would_not_be_told(first: list[Hit], then: list[Hit]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logs, "MOST_EVENTS", 3)
-        kept = logs._bounded(first)
+        patch.setattr(hits, "MOST_EVENTS", 3)
+        kept = hits.bounded(first)
 
-        assert logs._told([*kept, *then]) == logs._told([*first, *then])
+        assert hits.told_of([*kept, *then]) == hits.told_of([*first, *then])
         assert len(kept) <= 2 * 3
 
 
 def test_of_very_many_events_the_last_are_told_and_all_are_counted(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MOST_EVENTS", 5)
-    monkeypatch.setattr(logs, "MOST_KEPT", 20)
+    monkeypatch.setattr(hits, "MOST_EVENTS", 5)
+    monkeypatch.setattr(collector, "MOST_KEPT", 20)
     bars = [f"Loading safetensors checkpoint shards:  1% Completed | {k}/9000 [00:01<?, 1it/s]\n" for k in range(9000)]
     node.write("".join(bars))
 

@@ -104,7 +104,7 @@ def make_daemon(
 def _remind(source: Source, memory: Memory) -> None:
     """Tell a source what it counted and told before a restart of ours."""
     if isinstance(source, Logs):
-        source.seal, source.told_before = memory.seal, memory.position
-        source.key_of, source.counted_before = memory.log_key, memory.counted
+        source.past.seal, source.past.told_before = memory.seal, memory.position
+        source.past.key_of, source.past.counted_before = memory.log_key, memory.counted
     if isinstance(source, Processes):
         source.starts_before = memory.starts_before

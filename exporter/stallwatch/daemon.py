@@ -264,7 +264,7 @@ class Daemon:
         for poller in self.pollers:
             latest = self._latest.get(poller.source.name)
             if latest is not None and isinstance(poller.source, Logs):
-                places, sums = poller.source.places(latest.started), poller.source.sums(latest.started)
+                places, sums = poller.source.past.places(latest.started), poller.source.past.sums(latest.started)
         monotonic = self._now + self._clock.skipped
         return self._memory.document(
             self._timeline, self._episodes, self.scene.rank_names, places, self._now, monotonic, sums

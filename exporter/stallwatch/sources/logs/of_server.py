@@ -1,0 +1,77 @@
+"""The logs of one server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from ...model import LogPlace, LogSums, ProcessId, Reading, Server
+from .counters import Before, total_of
+from .followed import FollowedLog
+from .places import LogPlaces
+
+
+@dataclass(slots=True)
+class ServerLogs:
+    """The logs of one server name, over its starts.
+
+    `unclaimed`: what was counted before a restart of ours of logs that are not there (yet), by the hash of the log.
+    """
+
+    server: Server
+    root: ProcessId
+    places: LogPlaces
+    wanted: tuple[LogPlace, ...] = ()  # places and patterns, as configured
+    logs: dict[str, FollowedLog] = field(default_factory=dict)
+    before: dict[str, Before] = field(default_factory=dict)  # by place
+    given_up: Before = field(default_factory=Before)  # events of places that are no more
+    unclaimed: dict[str, LogSums] = field(default_factory=dict)
+    absent_turns: int = 0
+    told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn: event or kind -> its own
+
+    def drop(self, name: str) -> None:
+        """Close a log; what it counted stays counted."""
+        log = self.logs.pop(name)
+        if log.sums is not None:
+            self.unclaimed[log.sums.key] = log.sums
+            self.before.pop(name, None)
+        else:
+            self.before.setdefault(name, Before()).add(log.tail, log.voices)
+        log.tail.close()
+
+    def give_up(self, name: str) -> None:
+        """Nobody will ask for this log again; its events stay counted."""
+        if (before := self.before.pop(name, None)) is not None:
+            self.given_up.events.update(before.events)
+            self.given_up.errors.update(before.errors)
+
+    def claim(self, log: FollowedLog, key: str) -> None:
+        """Let a log that was opened go on from what was counted of it before a restart of ours."""
+        log.sums = log.kept = self.unclaimed.pop(key, None)
+        if log.sums is not None:
+            log.before = self.before[log.place.name] = Before.of(log.sums.counts)
+
+    def name_of(self, place: LogPlace, stream: str) -> str:
+        """The name of a stream in a runtime's file: its own, unless another log has it."""
+        taken = {name for name in self.logs if name != place.name}
+        taken |= {voice.name for name, log in self.logs.items() if name != place.name for voice in log.voices.values()}
+        return f"{place.name}-{stream}" if stream in taken else stream
+
+    def is_found(self, path: str) -> bool:
+        """Whether a path is one that a pattern or a folder of the configuration stands for."""
+        named = [place.path for place in self.wanted if place.owner is not None]
+        return any(fnmatchcase(path, one) or os.path.dirname(path) == one.rstrip("/") for one in named)
+
+    def close(self) -> None:
+        for log in self.logs.values():
+            log.tail.close()
+
+    def totals(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Events, and errors by kind, of all logs."""
+        closed, elsewhere = (self.given_up, *self.before.values()), [sums.counts for sums in self.unclaimed.values()]
+        open_ones = [voice.scanner for log in self.logs.values() for voice in log.voices.values()]
+        return (
+            total_of([one.events for part in (closed, elsewhere, open_ones) for one in part]),
+            total_of([one.errors for part in (closed, elsewhere, open_ones) for one in part]),
+        )
