@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from stallwatch import signals
 from stallwatch.drill.nvml_standin import NoCompilerError, build
@@ -25,6 +26,9 @@ from stallwatch.model import (
     StartupHistogram,
     Verdict,
 )
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")  # a busy machine is no fault
 
 GIB = 1 << 30
 GOLDEN = Path(__file__).parent / "golden"
