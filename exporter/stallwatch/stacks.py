@@ -15,7 +15,6 @@ import os
 import re
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .children import Child
 from .printable import printable
 from .sources.procfs import ProcFs, Stat, parse_stat
 
@@ -398,7 +398,7 @@ def run_bounded(command: list[str], seconds: float, most: int) -> Output:
     UnreadableError when it does not start.  One that the kernel does not let die is left behind.
     """
     try:
-        child = subprocess.Popen(
+        child = Child(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -424,7 +424,7 @@ def run_bounded(command: list[str], seconds: float, most: int) -> Output:
         _end(child)
 
 
-def _wait(child: subprocess.Popen[bytes], seconds: float) -> Ended:
+def _wait(child: Child, seconds: float) -> Ended:
     try:
         child.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -432,10 +432,9 @@ def _wait(child: subprocess.Popen[bytes], seconds: float) -> Ended:
     return "end"
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: Child) -> None:
     if child.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        child.kill_group()
         with suppress(subprocess.TimeoutExpired):
             child.wait(_END_SECONDS)
     for pipe in (child.stdout, child.stderr):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..children import Child
 from ..model import ProcessId
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ _READER = (str(Path(__file__).with_name("blocking_child.py")),)
 
 
 def start_helper(
-    proc: Path, popen: type[subprocess.Popen[bytes]] = subprocess.Popen, program: Sequence[str] = _READER
+    proc: Path, popen: type[subprocess.Popen[bytes]] = Child, program: Sequence[str] = _READER
 ) -> subprocess.Popen[bytes]:
     """A helper that reads below `proc`, with nothing of our environment; `program` is what Python is to run."""
     return popen(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..children import Child
 from .cgroups import cgroups_in
 
 DEADLINE_SECONDS = 2.0
@@ -66,7 +67,7 @@ class _Question:
 class UnitStates:
     """Questions in flight, by the name of the server they are about."""
 
-    def __init__(self, program: str, popen: type[subprocess.Popen[bytes]] = subprocess.Popen) -> None:
+    def __init__(self, program: str, popen: type[subprocess.Popen[bytes]] = Child) -> None:
         self._program, self._popen = program, popen
         self._questions: dict[str, _Question] = {}
         self._abandoned: list[subprocess.Popen[bytes]] = []

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from ...children import Child
 from . import nvml
 
 log = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ def start_child(note: int) -> subprocess.Popen[bytes]:
     """The helper, with next to nothing of our environment.  Raises OSError when it cannot be started."""
     found = importlib.util.find_spec("pynvml")  # found, not imported: only the helper pays for it
     folder = Path(found.origin).parent if found is not None and found.origin else Path("/nonexistent")
-    return subprocess.Popen(
+    return Child(
         [sys.executable, "-I", "-S", nvml.__file__, str(folder), str(note)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...children import Child
 from .. import Moment
 
 PLACE = "journal:"
@@ -263,7 +264,7 @@ class JournalTail:
 
     def _start(self) -> None:
         try:
-            process = subprocess.Popen(
+            process = Child(
                 self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
