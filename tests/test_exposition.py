@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from stallwatch import signals
 from stallwatch.exposition import SIGNALS, Exposition, own_process, render
 from stallwatch.model import (
     CHANNELS,
@@ -108,6 +109,21 @@ def test_only_the_present_reason_phase_and_channel_state_are_shown(report: Repor
     assert labels_of("server_reason") == [{"server": "sglang-8000", "reason": "idle_wait"}]
     assert labels_of("server_phase") == [{"server": "sglang-8000", "phase": "loading_weights"}]
     assert len(labels_of("channel_state")) == len(report.servers[0].channels)
+
+
+def test_a_class_that_no_thread_is_in_is_absent_and_any_other_zero_is_shown(report: Report) -> None:
+    labels = ("sglang-8000", "TP0")
+    each = [signals.THREADS.read(count, *labels, wait) for wait, count in {"futex": 205, "disk": 0}.items()]
+    each += [signals.RANK_TRACED.read(0.0, *labels), signals.RANK_ALIVE.read(0.0, *labels)]
+    samples = samples_of(page(with_readings(report, each)))
+    each[1:3] = [signals.THREADS.read(2, *labels, "disk"), signals.RANK_TRACED.read(1.0, *labels)]
+    later = samples_of(page(with_readings(report, each)))
+
+    rank = {"server": labels[0], "rank": labels[1]}
+    shown = [(value(s, "threads", **rank, wait="disk"), value(s, "rank_traced", **rank)) for s in (samples, later)]
+    assert shown == [(None, None), (2.0, 1.0)]
+    assert value(samples, "threads", **rank, wait="futex") == 205.0
+    assert value(samples, "rank_alive", **rank) == 0.0
 
 
 def test_what_is_not_known_is_absent(report: Report) -> None:

@@ -97,7 +97,7 @@ SERVER_PHASE_BUDGET = Signal(
 )
 _SIMILAR = (
     "on this node that became ready and are remembered: of the same framework, model, parallelism and use of graphs, "
-    "in any release; speculative (decoding) is yes or no."
+    "in any release; only for servers that decode speculatively, speculative yes as they do or no without."
 )
 SIMILAR_STARTS = Signal("server_similar_starts", f"Starts {_SIMILAR}", ("server", "speculative"))
 SIMILAR_LAST = Signal(
@@ -252,6 +252,11 @@ def _suspect(server: ServerReport) -> Iterator[Row]:
         yield (server.server.name, verdict.suspect_rank), 1.0
 
 
+def _similar(server: ServerReport) -> Iterable[tuple[str, tuple[int, float]]]:
+    """What is asked when a start with speculative decoding stalls: does the model start without?"""
+    return server.similar.items() if server.server.speculative else ()
+
+
 def _known(value: float | None, *labels: str) -> list[Row]:
     """One row, or none when the value is not known: absent beats wrong."""
     return [] if value is None else [(labels, value)]
@@ -270,8 +275,8 @@ PER_SERVER: tuple[tuple[Signal, Callable[[ServerReport], Iterable[Row]]], ...] =
     (SERVER_PHASE_NUMBER, _simple(lambda s: PHASES.index(s.phase))),
     (SERVER_PHASE_START, _simple(lambda s: s.phase_start_timestamp)),
     (SERVER_PHASE_BUDGET, _simple(lambda s: s.phase_budget_seconds)),
-    (SIMILAR_STARTS, lambda s: [((s.server.name, kind), number) for kind, (number, _) in s.similar.items()]),
-    (SIMILAR_LAST, lambda s: [((s.server.name, kind), last) for kind, (_, last) in s.similar.items()]),
+    (SIMILAR_STARTS, lambda s: [((s.server.name, kind), number) for kind, (number, _) in _similar(s)]),
+    (SIMILAR_LAST, lambda s: [((s.server.name, kind), last) for kind, (_, last) in _similar(s)]),
     (SERVER_READY, _simple(lambda s: s.ready)),
     (RANKS_EXPECTED, _simple(lambda s: s.server.ranks_expected)),
     (RANKS_ALIVE, _simple(lambda s: s.ranks_alive)),
@@ -517,7 +522,8 @@ class Exposition:
     def _add_readings(self, report: Report) -> None:
         families, page = self._families, self._page
         for reading in report.readings:
-            if (value := reading.value) is not None:
+            value = reading.value
+            if value is not None and (value or not reading.signal.zero_is_absent):
                 family = families.get(reading.signal.name) or self._family(reading.signal)
                 self._duplicates += not family.add(reading.labels, value, page)
 

@@ -156,13 +156,17 @@ FRONTEND = "frontend"
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One thing that can be observed.  `name` is the metric name without the `stallwatch_` prefix."""
+    """One thing that can be observed.  `name` is the metric name without the `stallwatch_` prefix.
+
+    `zero_is_absent`: a 0 is read and judged as any value, and has no series on `/metrics`; the help says so.
+    """
 
     name: str
     help: str
     labels: tuple[str, ...] = ()
     scope: Scope = "server"
     kind: Kind = "gauge"
+    zero_is_absent: bool = False
 
     def read(self, value: float, *labels: str) -> Reading:
         """A reading of this signal; `labels` in the order of `self.labels`."""

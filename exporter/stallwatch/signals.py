@@ -100,9 +100,11 @@ SERVER_FROZEN = Signal(
 )
 RANK_TRACED = Signal(
     "rank_traced",
-    "1 while a debugger or tracer is attached to the rank's process (TracerPid of /proc/PID/status, or state t).",
+    "1 while a debugger or tracer is attached to the rank's process (TracerPid of /proc/PID/status, or state t); absent "
+    "else.",
     _RANK,
     "rank",
+    zero_is_absent=True,
 )
 
 # --- locks -------------------------------------------------------------------------------------------------
@@ -122,9 +124,11 @@ LOCK_HELD = Signal(
 THREADS = Signal(
     "threads",
     "Threads by what they wait in: running futex poll sleep disk stopped other unreadable "
-    "(/proc/PID/task/*/syscall, else wchan).",
+    "(/proc/PID/task/*/syscall, else wchan).  A class that no thread is in is absent; where the kernel does not tell, "
+    "unreadable is the only one.",
     ("server", "rank", "wait"),
     "rank",
+    zero_is_absent=True,
 )
 MAIN_THREAD = Signal(
     "main_thread",

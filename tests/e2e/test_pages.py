@@ -185,7 +185,8 @@ def test_a_stall_is_one_message_that_says_what_matters_and_one_that_it_is_over(
         wait_until(
             lambda: hook.told("InferenceServerStalled", server.name, "resolved"), 60.0, f"the end\n{hook.story()}"
         )
-        (info,) = exporter.watch.last().values("stallwatch_server_info", server=server.name)
+        last = exporter.watch.last()
+        (info,) = last.values("stallwatch_server_info", server=server.name)
 
     told = hook.told("InferenceServerStalled", server.name)
     assert {receiver for receiver, _ in told} == {"page"}
@@ -213,6 +214,13 @@ def test_a_stall_is_one_message_that_says_what_matters_and_one_that_it_is_over(
     assert f"First, on the node: stallwatch check --server {server.name}." in text
     assert alert["annotations"]["runbook_url"].endswith("/InferenceServerStalled.md")
     assert alert["annotations"]["dashboard_url"].endswith(f"&var-server={server.name}")
+    assert 500 < sum(series_of(line) in ("", server.name) for line in last.page.splitlines()) <= 600
+
+
+def series_of(line: str) -> str | None:
+    """The server a line of the page is about, "" for the node and the exporter, None for a comment."""
+    found = re.search(r'[{,]server="([^"]*)"', line)
+    return None if line.startswith("#") else found[1] if found else ""
 
 
 def test_a_death_is_told_at_once_and_its_rank_is_not_told_again(tmp_path: Path, hook: Hook) -> None:
