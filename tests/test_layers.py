@@ -48,7 +48,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.gpus.kernel_log": "sources sources.procfs",
     "sources.logs.kind": "frameworks sources.logs.lines",
     "sources.logs.journal": "children sources",
-    "sources.logs.containers": "sources.logs.mounts sources.procfs",
+    "sources.host_files": "sources.logs.mounts",
+    "sources.logs.containers": "sources.host_files sources.procfs",
     "sources.logs.decode": "",
     "sources.logs.earlier": "",
     "sources.logs.lines": "frameworks config sources.logs.ranks sources.logs.repeats sources.logs.search"

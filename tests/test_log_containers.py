@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stallwatch.sources.logs.containers import MOST_DOCUMENT_BYTES, ContainerLogs, Found
+from stallwatch.sources.host_files import MOST_DOCUMENT_BYTES
+from stallwatch.sources.logs.containers import ContainerLogs, Found
 
 ID = "0123456789abcdef" * 4
 OTHER = "f" * 64

@@ -1,33 +1,22 @@
 """From the id of a container to the file its runtime writes stdout and stderr to, by the files of this machine alone.
 
-Docker and nerdctl (json-file), Kubernetes with containerd, cri-o or Docker.  Every path is taken below one root, and
-links are followed by hand: an absolute link below the mounted tree of the host means the host's file, not ours.
+Docker and nerdctl (json-file), Kubernetes with containerd, cri-o or Docker.  Every path is taken below one root.
 Drivers whose logs cannot be followed as text (Docker's `local`, remote ones, Podman's) are no evidence.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
-import stat
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from ..host_files import HostFiles, of
 from ..procfs import reason_of
-from .mounts import FarError
 
 log = logging.getLogger(__name__)
-
-MOST_NAMES = 10_000
-"""Names of a folder that are looked at."""
-MOST_DOCUMENT_BYTES = 1 << 20
-MOST_LINKS = 20
 
 _DOCKER_ROOTS = ("var/lib/docker", "var/snap/docker/common/var-lib-docker")
 _REMAPPED = re.compile(r"\d+\.\d+")
@@ -56,14 +45,10 @@ class Found:
 
 
 class ContainerLogs:
-    """Looks below one root.  What was found is kept while it is there.
-
-    `far` tells the far mount that a path without links is under, if any: it is not touched, but FarError raised.
-    """
+    """Looks below one root.  What was found is kept while it is there.  `far` as for HostFiles."""
 
     def __init__(self, root: Path, far: Callable[[str], str | None] = lambda path: None) -> None:
-        self._root = str(root)
-        self._far = far
+        self._files = HostFiles(root, far)
         self._found: dict[str, str] = {}  # container id -> path
         self._told: set[str] = set()
 
@@ -71,7 +56,7 @@ class ContainerLogs:
         """The log of a container.  `pod` is its pod's uid, `mountinfo` that of a process in it (asked if needed)."""
         if not _ID.fullmatch(container):
             return Found()
-        if (known := self._found.get(container)) and self._is_file(known):
+        if (known := self._found.get(container)) and self._files.is_file(known):
             return Found(known, "")
         found = self._search(container, pod, mountinfo)
         if found.path:
@@ -85,7 +70,8 @@ class ContainerLogs:
 
     def unguarded(self, container: str) -> ContainerLogs:
         """The same for one container, to be used in a thread: it goes to far mounts, too."""
-        other = ContainerLogs(Path(self._root))
+        other = ContainerLogs(Path())
+        other._files = self._files.unguarded()
         other._found = {container: self._found[container]} if container in self._found else {}
         other._told = self._told & {container}
         return other
@@ -123,45 +109,45 @@ class ContainerLogs:
 
     def _by_link(self, container: str) -> Found:
         """`<pod>_<namespace>_<container>-<id>.log`; long names are cut at their end, so the id may be missing."""
-        for name in self._names(_LINKS):
+        for name in self._files.names(_LINKS):
             if name.endswith(f"-{container}.log"):
                 return self._file(f"{_LINKS}/{name}")
         return Found()
 
     def _by_pod(self, container: str, pod: str, mountinfo: Callable[[], str]) -> Found:
         """`<namespace>_<pod>_<uid>/<container>/<number of the start>.log`."""
-        folders = self._names(_PODS)
+        folders = self._files.names(_PODS)
         mounted = None if pod or not folders else _TERMINATION_LOG.search(mountinfo())
         uid = _plain(mounted["uid"] if mounted else pod)
         for folder in folders if uid else ():
             match = _POD_FOLDER.fullmatch(folder)
             if match is None or _plain(match["uid"]) != uid:
                 continue
-            names = self._names(f"{_PODS}/{folder}")
+            names = self._files.names(f"{_PODS}/{folder}")
             name = names[0] if len(names) == 1 else self._container_name(container, mountinfo)
             if name in names:
                 return self._newest(f"{_PODS}/{folder}/{name}")
         return Found()
 
     def _newest(self, folder: str) -> Found:
-        numbers = [int(match[1]) for name in self._names(folder) if (match := _NUMBERED.fullmatch(name))]
+        numbers = [int(match[1]) for name in self._files.names(folder) if (match := _NUMBERED.fullmatch(name))]
         return self._file(f"{folder}/{max(numbers)}.log") if numbers else Found()
 
     def _container_name(self, container: str, mountinfo: Callable[[], str]) -> str:
         for root in _RUNTIME_ROOTS:
-            annotations = self._document(f"{root}/{_TASK}/{container}/config.json").get("annotations")
-            if isinstance(name := _of(annotations, "io.kubernetes.cri.container-name"), str):
+            annotations = self._files.document(f"{root}/{_TASK}/{container}/config.json").get("annotations")
+            if isinstance(name := of(annotations, "io.kubernetes.cri.container-name"), str):
                 return name
         match = _TERMINATION_LOG.search(mountinfo())
         return match["name"] if match else ""
 
     def _by_crio(self, container: str) -> Found:
         for root in _CRIO_ROOTS:
-            document = self._document(f"{root}/overlay-containers/{container}/userdata/config.json")
+            document = self._files.document(f"{root}/overlay-containers/{container}/userdata/config.json")
             annotations = document.get("annotations")
-            if isinstance(path := _of(annotations, "io.kubernetes.cri-o.LogPath"), str) and path.endswith(".log"):
+            if isinstance(path := of(annotations, "io.kubernetes.cri-o.LogPath"), str) and path.endswith(".log"):
                 return self._file(path)
-            if _of(annotations, "io.container.manager") == "libpod":
+            if of(annotations, "io.container.manager") == "libpod":
                 return Found(driver="podman")
         return Found()
 
@@ -170,19 +156,19 @@ class ContainerLogs:
     def _docker(self, container: str) -> Found:
         for root in self._docker_roots():
             folder = f"{root}/containers/{container}"
-            path = self._resolved(folder)
+            path = self._files.resolved(folder)
             if path is None or not os.path.isdir(path):
                 continue
-            driver = _of(self._document(f"{folder}/hostconfig.json").get("LogConfig"), "Type")
+            driver = of(self._files.document(f"{folder}/hostconfig.json").get("LogConfig"), "Type")
             if driver not in (None, "", "json-file"):
                 return Found(driver=str(driver) if driver in _DRIVERS else "other")
-            named = self._document(f"{folder}/config.v2.json").get("LogPath")
+            named = self._files.document(f"{folder}/config.v2.json").get("LogPath")
             if isinstance(named, str) and named.endswith(f"/{container}-json.log"):
                 found = self._file(named)
                 if found.path:
                     return found
             found = self._file(f"{folder}/{container}-json.log")
-            if not found.path and self._resolved(f"{folder}/local-logs") is not None:
+            if not found.path and self._files.resolved(f"{folder}/local-logs") is not None:
                 return Found(driver="local")
             return found
         return Found()
@@ -190,95 +176,26 @@ class ContainerLogs:
     def _docker_roots(self) -> Iterator[str]:
         for root in _DOCKER_ROOTS:
             yield root
-            yield from (f"{root}/{name}" for name in self._names(root) if _REMAPPED.fullmatch(name))
+            yield from (f"{root}/{name}" for name in self._files.names(root) if _REMAPPED.fullmatch(name))
 
     def _nerdctl(self, container: str) -> Found:
         top = "var/lib/nerdctl"
-        for address in self._names(top):
-            for namespace in self._names(f"{top}/{address}/containers"):
+        for address in self._files.names(top):
+            for namespace in self._files.names(f"{top}/{address}/containers"):
                 found = self._file(f"{top}/{address}/containers/{namespace}/{container}/{container}-json.log")
                 if found.path:
                     return found
         return Found()
 
-    # --- below the root --------------------------------------------------------------------------------------
-
-    def _names(self, folder: str) -> list[str]:
-        """Names in a folder; none where there is none."""
-        path = self._resolved(folder)
-        if path is None:
-            return []
-        try:
-            with os.scandir(path) as entries:
-                return [entry.name for entry in islice(entries, MOST_NAMES)]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
     def _file(self, path: str) -> Found:
-        real = self._resolved(path)
-        return Found(real, "") if real is not None and self._is_file(real) else Found()
-
-    def _document(self, path: str) -> dict[str, Any]:
-        """A JSON document of the runtime; empty where there is none, or while it is written anew."""
-        real = self._resolved(path)
-        if real is None or not self._is_file(real):
-            return {}
-        with open(real, "rb") as file:
-            content = file.read(MOST_DOCUMENT_BYTES)
-        try:
-            document = json.loads(content)
-        except (ValueError, RecursionError):
-            return {}
-        return document if isinstance(document, dict) else {}
-
-    def _resolved(self, path: str) -> str | None:
-        """The path without links, each followed below the root; None when it does not exist."""
-        left, done, links = deque(path.split("/")), list[str](), 0
-        while left:
-            part = left.popleft()
-            if part in ("", "."):
-                continue
-            if part == "..":
-                del done[-1:]
-                continue
-            here = os.path.join(self._root, *done, part)
-            self._touch(here)
-            try:
-                status = os.lstat(here)
-                if not stat.S_ISLNK(status.st_mode):
-                    done.append(part)
-                    continue
-                target = os.readlink(here)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            links += 1
-            if links > MOST_LINKS:
-                return None
-            if target.startswith("/"):
-                done = []
-            left.extendleft(reversed(target.split("/")))
-        return os.path.join(self._root, *done)
-
-    def _is_file(self, path: str) -> bool:
-        self._touch(path)
-        try:
-            return stat.S_ISREG(os.lstat(path).st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-
-    def _touch(self, path: str) -> None:
-        if (mount := self._far(path)) is not None:
-            raise FarError(mount)
+        real = self._files.file(path)
+        return Found() if real is None else Found(real, "")
 
 
 _DRIVERS = frozenset(
     ("none", "local", "journald", "syslog", "gelf", "fluentd", "awslogs", "splunk", "etwlogs", "gcplogs", "logentries")
 )
 """Docker's drivers that write no file of text; a plug-in may have any name."""
-
-
-def _of(document: object, key: str) -> object:
-    return document.get(key) if isinstance(document, dict) else None
 
 
 def _plain(uid: str) -> str:
