@@ -741,7 +741,7 @@ def test_a_client_that_is_too_slow_is_closed(serve: Serve, sent: bytes, deadline
 def test_a_client_that_does_not_take_its_answer_is_closed(serve: Serve, report: Report, clock: Clock) -> None:
     big = Published(TICK, clock)
     big.publish(replace(report, readings=tuple(LEVEL.read(1.0, f"{n:0100}") for n in range(60_000))))
-    running = serve(big, max_requests=1, deadlines=Deadlines(answer=0.3))
+    running = serve(big, max_requests=1, deadlines=Deadlines(answer=0.3, untaken=60.0))
     with connect(running) as lazy:
         lazy.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert lazy.recv(1) == b"H"
@@ -749,6 +749,30 @@ def test_a_client_that_does_not_take_its_answer_is_closed(serve: Serve, report: 
         until(lambda: ask(running)[0] == 200)
 
         assert len(until_closed(lazy)) < 6_000_000
+
+
+@pytest.mark.parametrize(
+    ("max_requests", "connections"), [(3, 20), (0, 3)], ids=["all that may be in flight", "all that may be open"]
+)
+def test_answers_that_nobody_takes_keep_nobody_out(
+    serve: Serve, report: Report, clock: Clock, max_requests: int, connections: int
+) -> None:
+    """The one that has lain for longest goes; the others stay until their own deadline."""
+    big = Published(TICK, clock)
+    big.publish(replace(report, readings=tuple(LEVEL.read(1.0, f"{n:0100}") for n in range(60_000))))
+    room = Shares(connections=connections, accepted=20, threads=0, members=0)
+    running = serve(big, max_requests=max_requests, deadlines=Deadlines(untaken=0.0), room=room)
+    with contextlib.ExitStack() as clients:
+        lazy = [clients.enter_context(connect(running)) for _ in range(3)]
+        for client in lazy:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert client.recv(1) == b"H"
+
+        assert [ask(running)[0] for _ in range(2)] == [200, 200]
+
+        taken = [until_closed(client).count(b"\nstallwatch_test_level{") for client in lazy]
+    assert taken[0] < 60_000
+    assert taken[1:] == [60_000, 60_000]
 
 
 def test_tls_is_spoken_where_it_is_asked_for(serve: Serve, tmp_path: Path) -> None:
@@ -772,10 +796,10 @@ def test_tls_is_spoken_where_it_is_asked_for(serve: Serve, tmp_path: Path) -> No
 
 
 def test_more_requests_in_flight_than_allowed_are_refused(serve: Serve, report: Report, clock: Clock) -> None:
-    """A client that does not take its answer keeps its request in flight."""
+    """A client that is about to take its answer keeps its request in flight."""
     big = Published(TICK, clock)
     big.publish(replace(report, readings=tuple(LEVEL.read(1.0, f"{n:0100}") for n in range(60_000))))
-    running = serve(big, max_requests=1)
+    running = serve(big, max_requests=1, deadlines=Deadlines(untaken=60.0))
     with connect(running) as lazy:
         lazy.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert lazy.recv(1) == b"H"

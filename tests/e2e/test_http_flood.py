@@ -8,6 +8,7 @@ import http.client
 import os
 import re
 import resource
+import socket
 import ssl
 import sys
 import threading
@@ -26,8 +27,10 @@ from .harness import CONFIG, Program, free_port, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
 SLOW, PARALLEL, IDLE, GUESSES = 50, 200, 1000, 60
+LAZY, ASKED_AHEAD, ROOM_BYTES = 60, 900, 4096
+"""More than may be in flight by themselves, and more answers than the kernel keeps for a client."""
 MORE_MEMORY_BYTES = 40 << 20
-MOST_CONNECTIONS, MOST_BESIDES = 256, 48
+MOST_CONNECTIONS, MOST_BESIDES = 256, 64
 """Descriptors: of clients, and of clients that are just taken in or turned away, and what collectors open."""
 
 PATIENCE_SECONDS = 10.0
@@ -82,9 +85,23 @@ class Node(Program):
         finally:
             client.close()
 
-    async def open(self, is_plain: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def open(
+        self, is_plain: bool = False, room_bytes: int | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection; `room_bytes`: what the kernel may keep of what comes."""
         context = None if is_plain else self.context
-        opened = await asyncio.open_connection("localhost", self.port, ssl=context)
+        client = socket.socket()
+        if room_bytes is not None:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room_bytes)
+        client.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self.port))
+        except BaseException:
+            client.close()
+            raise
+        opened = await asyncio.open_connection(
+            sock=client, ssl=context, server_hostname="localhost" if context else None
+        )
         self.opened.append(opened[1])
         return opened
 
@@ -125,6 +142,18 @@ async def idle(node: Node, number: int) -> None:
     await asyncio.sleep(LONG_SECONDS)
 
 
+async def lazy(node: Node, number: int) -> None:
+    """Asks a lot and takes no answer; connects again when it is closed."""
+    while True:
+        _, writer = await node.open(room_bytes=ROOM_BYTES)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        with suppress(OSError):
+            writer.write((ASK + "\r\n").encode() * ASKED_AHEAD)
+            while not writer.is_closing():
+                writer.write(b"x")  # a transport that does not read learns only so that it was closed
+                await asyncio.sleep(DRIP_SECONDS)
+
+
 async def long_header(node: Node, number: int) -> None:
     _, writer = await node.open()
     writer.write(b"GET / HTTP/1.1\r\nX: ")
@@ -154,7 +183,15 @@ async def flood(node: Node, seconds: float) -> None:
         with suppress(OSError, EOFError):
             await client(node, number)
 
-    crowd = ((slow, SLOW), (idle, IDLE), (parallel, PARALLEL), (long_header, 5), (garbage, 50), (guess, GUESSES))
+    crowd = (
+        (slow, SLOW),
+        (idle, IDLE),
+        (parallel, PARALLEL),
+        (lazy, LAZY),
+        (long_header, 5),
+        (garbage, 50),
+        (guess, GUESSES),
+    )
     tasks = [asyncio.create_task(one(client, number)) for client, count in crowd for number in range(count)]
     await asyncio.sleep(seconds)
     for task in tasks:

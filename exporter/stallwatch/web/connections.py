@@ -2,7 +2,9 @@
 
 A connection is in one of two states, and each has its deadline (Deadlines): it waits for a request, or it is
 being answered, until the client has taken the whole answer.  When `most` are open, the one that has waited
-longest is closed for a new one, so that clients who never finish a request keep no honest one out.
+longest is closed for a new one, so that clients who never finish a request keep no honest one out.  When too
+many answers are in flight, the one that has lain untaken for longest is given up for the next request, so that
+clients who never take an answer keep no honest one out either.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Deadlines:
     request: float = 5.0  # from connecting, or from the first byte of a later request, to its last byte
     keep_alive: float = 120.0  # between requests: Prometheus keeps its connection between scrapes
     answer: float = 10.0  # to take the answer: the usual scrape_timeout
+    untaken: float = 0.1  # the same, where others wait for its place: a scrape over a LAN takes a tenth of that
 
 
 DEADLINES = Deadlines()
@@ -78,19 +81,28 @@ class Clients:
         self._max_requests = max_requests
         self._waiting: dict[Client, None] = {}  # the longest waiting first
         self._answering: set[Client] = set()
+        self._untaken: dict[Client, float] = {}  # since when (loop time) the written answer lies there, oldest first
         self._slow = threading.Lock()
         self._is_closed = False
 
     def admit(self) -> bool:
-        """Make room for a new connection; False when every open one is being answered, and after `close`."""
+        """Make room for a new connection; False when every open one takes its answer, and after `close`."""
         if self._is_closed:
             return False
         if len(self._waiting) + len(self._answering) < self._most:
             return True
         oldest = next(iter(self._waiting), None)
         if oldest is None:
-            return False
+            return self._give_up_slowest()
         oldest.abort()
+        return True
+
+    def _give_up_slowest(self) -> bool:
+        """Close whose answer has lain untaken for longest; False when nobody's has for long enough."""
+        slowest, since = next(iter(self._untaken.items()), (None, 0.0))
+        if slowest is None or self.loop.time() - since < self.deadlines.untaken:
+            return False
+        slowest.abort()
         return True
 
     def wait(self, connection: Client) -> None:
@@ -100,6 +112,7 @@ class Clients:
     def leave(self, connection: Client) -> None:
         self._waiting.pop(connection, None)
         self._answering.discard(connection)
+        self._untaken.pop(connection, None)
 
     def close(self) -> None:
         """Close every connection, and from now on each new one."""
@@ -111,16 +124,22 @@ class Clients:
         self.leave(connection)
         self._answering.add(connection)
 
+    def lies(self, connection: Client) -> None:
+        """Its whole answer is written, and not yet taken."""
+        self._untaken[connection] = self.loop.time()
+
     def answer(self, request: Request) -> Response | Slow | Doubt:
         """The app's answer, 503 if `request` is one more than may be in flight, 401, or a password to check.
 
         Those whose password is being checked are not in flight: guesses must not use up what honest clients need.
         """
-        in_flight = len(self._answering) - self._gate.waiting
-        if 0 < self._max_requests < in_flight and request.path not in ALWAYS_ANSWERED:
+        if request.path not in ALWAYS_ANSWERED and self._is_crowded() and not self._give_up_slowest():
             return plain(503, f"more than {self._max_requests} requests in flight")
         judged = self._gate.judge(request)
         return self._app.answer(request) if judged is None else judged
+
+    def _is_crowded(self) -> bool:
+        return 0 < self._max_requests < len(self._answering) - self._gate.waiting
 
     def settle(self, doubt: Doubt, settled: Settled) -> None:
         self._gate.settle(doubt, settled)
@@ -290,7 +309,9 @@ class Connection(asyncio.Protocol):
             return
         self._transport.write(self._bytes(response))
         self._answered = True
-        if not self._undrained:
+        if self._undrained:
+            self._clients.lies(self)
+        else:
             self._finish()
 
     def _bytes(self, response: Response) -> bytes:
