@@ -13,6 +13,10 @@ STATIC = "ab" * 16
 IN_POD = Placement(ID, UID)
 
 
+def _named(name: str) -> Placement:
+    return Placement(container_name=name)
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -70,10 +74,47 @@ IN_POD = Placement(ID, UID)
         ),
         ("/user.slice/user-1000.slice/user@1000.service/init.scope", Placement()),
         (f"/system.slice/var-lib-docker-{ID}-merged.mount", Placement()),
-        ("/lxc.payload.c1/system.slice/vllm.service", Placement(unit="vllm.service")),
+        # machines in a machine: their units are none of ours
+        ("/lxc.payload.c1/system.slice/vllm.service", Placement(container_name="c1")),
+        ("/lxc/101/ns/system.slice/vllm.service", Placement(container_name="101")),
+        ("/lxc.payload/c1", Placement(container_name="c1")),
+        (f"/lxc.payload.101/docker/{ID}", Placement(ID, node_id="101")),
+        ("/lxc.monitor.c1", Placement()),
+        ("/lxc.monitor/c1", Placement()),
+        (r"/machine.slice/systemd-nspawn@gpu\x2dbox.service/payload/system.slice/vllm.service", _named("gpu-box")),
+        ("/machine.slice/machine-box.scope", Placement(container_name="box")),
+        (r"/machine.slice/machine-qemu\x2d1\x2dbox.scope", Placement()),
+        # containerd's own client, Nomad, Garden
+        ("/default/vllm-1", Placement(container_name="vllm-1")),
+        (f"/default/{ID}", Placement(ID)),
+        ("/team.slice/default/x", Placement()),
+        (f"/nomad.slice/share.slice/{UID}.llm.scope", Placement(UID, container_name="llm")),
+        (f"/garden/{UID}", Placement(UID)),
+        (f"/run/{UID}", Placement()),
+        # a pod without a container is no container; a pod of Podman is no node
+        (f"/kubepods/burstable/pod{UID}", Placement("", UID)),
+        (f"/libpod_parent/{NODE}/libpod-{ID}", Placement(ID)),
+        (f"/libpod_parent/{NODE}", Placement()),
+        # Docker in a pod
+        (
+            f"/kubepods/burstable/pod{UID}/{NODE}/docker/{ID}",
+            Placement(ID, UID, node_id=NODE),
+        ),
+        # whoever runs the workloads of others
+        ("/system.slice/containerd.service", Placement()),
+        ("/system.slice/slurmd.service", Placement()),
+        ("/system.slice/snap.docker.dockerd.service", Placement()),
+        ("/system.slice/containerd-stats.service", Placement(unit="containerd-stats.service")),
+        ("/system.slice/vllm.service/sub.service", Placement(unit="vllm.service")),
         # Slurm
         ("/slurm/uid_1000/job_77/step_0/task_3", Placement(slurm_job="77")),
         ("/system.slice/slurmstepd.scope/job_77/step_batch/user/task_0", Placement(slurm_job="77")),
+        ("/system.slice/node1_slurmstepd.scope/job_77/step_extern/user/task_0", Placement(slurm_job="77")),
+        ("/slurm_node1/uid_1000/job_77/step_0", Placement(slurm_job="77")),
+        ("/../../job_77/step_0/user/task_0", Placement(slurm_job="77")),
+        (f"/docker/{NODE}/slurm/uid_0/job_77/step_0", Placement(NODE, slurm_job="77")),
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0", Placement()),
+        ("/system.slice/batch.service/job_77", Placement(unit="batch.service")),
         # a process whose group was removed
         (f"/docker/{ID} (deleted)", Placement(ID)),
         ("/system.slice/vllm.service (deleted)", Placement(unit="vllm.service")),

@@ -128,7 +128,7 @@ class StreamPlaces:
             if stat is None or stat.ppid <= 1:
                 return None
             pid = stat.ppid
-            if parse_cgroup(self.proc.cgroup(pid)).container_id == node:
+            if parse_cgroup(self.proc.cgroup(pid)).container == node:
                 root = self.proc.path(pid, "root")
                 if root not in self._nodes and len(self._nodes) >= _MOST_NODES:
                     self._nodes.clear()
