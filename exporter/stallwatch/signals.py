@@ -100,8 +100,8 @@ SERVER_FROZEN = Signal(
 )
 RANK_TRACED = Signal(
     "rank_traced",
-    "1 while a debugger or tracer is attached to the rank's process (TracerPid of /proc/PID/status, or state t); absent "
-    "else.",
+    "1 while a debugger or tracer is attached to the rank's process (TracerPid of /proc/PID/status, or state t); else "
+    "absent.",
     _RANK,
     "rank",
     zero_is_absent=True,
@@ -133,7 +133,7 @@ THREADS = Signal(
 MAIN_THREAD = Signal(
     "main_thread",
     "What the main thread of the rank waits in; only the current class is exported, as 1. "
-    "One of: running futex poll sleep disk stopped other.",
+    "One of: running futex poll sleep disk stopped write (asleep in one that nobody takes) other.",
     ("server", "rank", "wait"),
     "rank",
 )
