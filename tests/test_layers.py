@@ -49,7 +49,12 @@ ALLOWED: Mapping[str, str] = {
     "sources.logs.kind": "frameworks sources.logs.lines",
     "sources.logs.journal": "children sources",
     "sources.host_files": "sources.logs.mounts",
-    "sources.logs.containers": "sources.host_files sources.procfs",
+    "sources.runtime_folders": "sources.host_files",
+    "sources.runtime_names": "sources.host_files sources.runtime_folders",
+    "sources.cgroup_roots": "sources.cgroups",
+    "sources.attribution": "model sources.cgroups sources.host_files sources.logs.guard sources.logs.mounts"
+    " sources.procfs sources.runtime_names",
+    "sources.logs.containers": "sources.host_files sources.procfs sources.runtime_folders",
     "sources.logs.decode": "",
     "sources.logs.earlier": "",
     "sources.logs.lines": "frameworks config sources.logs.ranks sources.logs.repeats sources.logs.search"

@@ -9,26 +9,29 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..host_files import HostFiles, of
 from ..procfs import reason_of
+from ..runtime_folders import (
+    CONTAINERD_ROOTS,
+    CRIO_ROOTS,
+    LINKS,
+    NERDCTL,
+    POD_FOLDER,
+    PODS,
+    TASKS,
+    docker_roots,
+    plain_uid,
+)
 
 log = logging.getLogger(__name__)
 
-_DOCKER_ROOTS = ("var/lib/docker", "var/snap/docker/common/var-lib-docker")
-_REMAPPED = re.compile(r"\d+\.\d+")
-"""Folder of Docker's data when user ids are mapped."""
-_RUNTIME_ROOTS = ("run/containerd", "run/k3s/containerd", "var/snap/microk8s/common/run/containerd")
-_TASK = "io.containerd.runtime.v2.task/k8s.io"
-_CRIO_ROOTS = ("run/containers/storage", "var/lib/containers/storage")
-_PODS = "var/log/pods"
-_LINKS = "var/log/containers"
+_TASK = f"{TASKS}/k8s.io"
 _ID = re.compile(r"[0-9a-f]{32}[0-9a-f-]{0,34}")
 _NUMBERED = re.compile(r"(\d{1,9})\.log")
-_POD_FOLDER = re.compile(r"[^_]+_[^_]+_(?P<uid>[^_]+)")
 _TERMINATION_LOG = re.compile(
     r"/pods/(?P<uid>[0-9a-f-]{32,36})/containers/(?P<name>[a-z0-9.-]+)/[0-9a-f]{8} /dev/termination-log "
 )
@@ -109,24 +112,24 @@ class ContainerLogs:
 
     def _by_link(self, container: str) -> Found:
         """`<pod>_<namespace>_<container>-<id>.log`; long names are cut at their end, so the id may be missing."""
-        for name in self._files.names(_LINKS):
+        for name in self._files.names(LINKS):
             if name.endswith(f"-{container}.log"):
-                return self._file(f"{_LINKS}/{name}")
+                return self._file(f"{LINKS}/{name}")
         return Found()
 
     def _by_pod(self, container: str, pod: str, mountinfo: Callable[[], str]) -> Found:
         """`<namespace>_<pod>_<uid>/<container>/<number of the start>.log`."""
-        folders = self._files.names(_PODS)
+        folders = self._files.names(PODS)
         mounted = None if pod or not folders else _TERMINATION_LOG.search(mountinfo())
-        uid = _plain(mounted["uid"] if mounted else pod)
+        uid = plain_uid(mounted["uid"] if mounted else pod)
         for folder in folders if uid else ():
-            match = _POD_FOLDER.fullmatch(folder)
-            if match is None or _plain(match["uid"]) != uid:
+            match = POD_FOLDER.fullmatch(folder)
+            if match is None or plain_uid(match["uid"]) != uid:
                 continue
-            names = self._files.names(f"{_PODS}/{folder}")
+            names = self._files.names(f"{PODS}/{folder}")
             name = names[0] if len(names) == 1 else self._container_name(container, mountinfo)
             if name in names:
-                return self._newest(f"{_PODS}/{folder}/{name}")
+                return self._newest(f"{PODS}/{folder}/{name}")
         return Found()
 
     def _newest(self, folder: str) -> Found:
@@ -134,7 +137,7 @@ class ContainerLogs:
         return self._file(f"{folder}/{max(numbers)}.log") if numbers else Found()
 
     def _container_name(self, container: str, mountinfo: Callable[[], str]) -> str:
-        for root in _RUNTIME_ROOTS:
+        for root in CONTAINERD_ROOTS:
             annotations = self._files.document(f"{root}/{_TASK}/{container}/config.json").get("annotations")
             if isinstance(name := of(annotations, "io.kubernetes.cri.container-name"), str):
                 return name
@@ -142,7 +145,7 @@ class ContainerLogs:
         return match["name"] if match else ""
 
     def _by_crio(self, container: str) -> Found:
-        for root in _CRIO_ROOTS:
+        for root in CRIO_ROOTS:
             document = self._files.document(f"{root}/overlay-containers/{container}/userdata/config.json")
             annotations = document.get("annotations")
             if isinstance(path := of(annotations, "io.kubernetes.cri-o.LogPath"), str) and path.endswith(".log"):
@@ -154,7 +157,7 @@ class ContainerLogs:
     # --- Docker ----------------------------------------------------------------------------------------------
 
     def _docker(self, container: str) -> Found:
-        for root in self._docker_roots():
+        for root in docker_roots(self._files):
             folder = f"{root}/containers/{container}"
             path = self._files.resolved(folder)
             if path is None or not os.path.isdir(path):
@@ -173,13 +176,8 @@ class ContainerLogs:
             return found
         return Found()
 
-    def _docker_roots(self) -> Iterator[str]:
-        for root in _DOCKER_ROOTS:
-            yield root
-            yield from (f"{root}/{name}" for name in self._files.names(root) if _REMAPPED.fullmatch(name))
-
     def _nerdctl(self, container: str) -> Found:
-        top = "var/lib/nerdctl"
+        top = NERDCTL
         for address in self._files.names(top):
             for namespace in self._files.names(f"{top}/{address}/containers"):
                 found = self._file(f"{top}/{address}/containers/{namespace}/{container}/{container}-json.log")
@@ -196,8 +194,3 @@ _DRIVERS = frozenset(
     ("none", "local", "journald", "syslog", "gelf", "fluentd", "awslogs", "splunk", "etwlogs", "gcplogs", "logentries")
 )
 """Docker's drivers that write no file of text; a plug-in may have any name."""
-
-
-def _plain(uid: str) -> str:
-    """A pod's uid as it is compared: with dashes, underscores or nothing between its parts it is the same."""
-    return uid.replace("-", "").replace("_", "").lower()
