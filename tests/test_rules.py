@@ -196,6 +196,19 @@ def test_prometheus_accepts_the_file_without_a_lint(path: Path) -> None:
     assert "SUCCESS" in promtool("check", "rules", "--lint=all", "--lint-fatal", path)
 
 
+@pytest.mark.parametrize("document", ["README.md", "rules/README.md"])
+def test_a_document_names_the_files_to_load_and_no_others(document: str) -> None:
+    """A pattern would load what is there to be measured, or to be chosen."""
+    text = (RULES.parent / document).read_text(encoding="utf-8")
+    blocks = [
+        block for block in re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if "rule_files" in block
+    ]
+
+    named = [path for block in blocks for path in yaml.safe_load(block)["rule_files"]]
+
+    assert {Path(path).name for path in named} in ({"stallwatch.yml"}, set(DEFAULT_FILES))
+
+
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
 def test_the_rules_do_what_their_tests_say(path: Path) -> None:
     assert "SUCCESS" in promtool("test", "rules", path)
