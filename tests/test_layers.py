@@ -37,6 +37,7 @@ ALLOWED: Mapping[str, str] = {
     # The sources: what every one of them may know, and the siblings it stands on.
     "sources": "model signals config frameworks",
     "sources.blocking_child": "",
+    "sources.untrusted_paths": "",
     "sources.blocking_reads": "children model",
     "sources.cgroups": "",
     "sources.cgroup_state": "model sources.cgroups sources.procfs",
@@ -48,7 +49,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.gpus.kernel_log": "sources sources.procfs",
     "sources.logs.kind": "frameworks sources.logs.lines",
     "sources.logs.journal": "children sources",
-    "sources.host_files": "sources.logs.mounts",
+    "sources.host_files": "sources.logs.mounts sources.untrusted_paths",
     "sources.runtime_folders": "sources.host_files",
     "sources.runtime_names": "sources.host_files sources.runtime_folders",
     "sources.cgroup_roots": "sources.cgroups",
@@ -56,22 +57,22 @@ ALLOWED: Mapping[str, str] = {
     " sources.procfs sources.runtime_names",
     "sources.logs.containers": "sources.host_files sources.procfs sources.runtime_folders",
     "sources.logs.decode": "",
-    "sources.logs.earlier": "",
+    "sources.logs.earlier": "sources.untrusted_paths",
     "sources.logs.lines": "frameworks config sources.logs.ranks sources.logs.repeats sources.logs.search"
     " sources.logs.shapes"
     " sources.logs.text sources.logs.times",
-    "sources.logs.places": "model sources.logs.guard",
+    "sources.logs.places": "model sources.logs.guard sources.untrusted_paths",
     "sources.logs.ranks": "frameworks",
     "sources.logs.repeats": "startup frameworks frameworks.json_lines sources.logs.search",
     "sources.logs.search": "frameworks",
     "sources.logs.shapes": "frameworks sources.logs.text",
     "sources.logs.streams": "model sources.cgroups sources.logs.journal sources.logs.containers sources.logs.guard"
     " sources.logs.mounts sources.procfs",
-    "sources.logs.tail": "model sources.logs.earlier",
+    "sources.logs.tail": "model sources.logs.earlier sources.untrusted_paths",
     "sources.logs.text": "frameworks",
     "sources.logs.times": "",
     "sources.logs.mounts": "",
-    "sources.logs.guard": "sources.logs.mounts sources.logs.tail",
+    "sources.logs.guard": "descriptors sources.logs.mounts sources.logs.tail",
     "sources.logs.counters": "model signals sources.logs.journal sources.logs.lines sources.logs.tail",
     "sources.logs.hits": "sources.logs.counters sources.logs.lines sources.logs.times",
     "sources.logs.followed": "model sources.logs.counters sources.logs.decode sources.logs.earlier sources.logs.journal"
@@ -98,7 +99,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
     " sources.cgroup_state sources.discovery sources.logs.guard sources.logs.mounts sources.logs.streams"
     " sources.members"
-    " sources.process_table sources.procfs sources.readings sources.unit_state",
+    " sources.process_table sources.procfs sources.readings sources.unit_state sources.untrusted_paths",
     "sources.procfs": "model descriptors",
     "sources.readings": "model signals sources.logs.streams sources.members",
     "sources.table": "sources sources.*",
@@ -127,7 +128,7 @@ ALLOWED: Mapping[str, str] = {
     "poller": "model signals config sources",
     "kept": "model signals startup tracks server_timeline timeline deadlines restarts episodes",
     "memory": "model signals tracks idle_power cards server_timeline timeline learned episodes kept",
-    "state_file": "",
+    "state_file": "descriptors",
     "daemon": "model signals bell clock config frameworks sources sources.* server_timeline timeline deadlines"
     " verdict.* episodes poller memory",
     # From the Report to whoever reads it.

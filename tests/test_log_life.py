@@ -415,10 +415,10 @@ def test_permission_that_is_lost_and_comes_back_loses_nothing(log: Path, monkeyp
     opened: Callable[..., int] = os.open
     reader, denied = Reader(log), True
 
-    def guarded(path: str, *flags: int) -> int:
+    def guarded(path: str, *flags: int, dir_fd: int | None = None) -> int:
         if denied:
             raise PermissionError(errno.EACCES, "denied")
-        return opened(path, *flags)
+        return opened(path, *flags, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", guarded)
     assert (reader.read(), reader.tail.reason, reader.tail.errors) == (b"", "permission", 1)

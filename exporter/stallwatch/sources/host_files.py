@@ -10,14 +10,12 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from . import untrusted_paths
 from .logs.mounts import FarError
 
-MOST_NAMES = 10_000
-"""Names of a folder that are looked at."""
 MOST_DOCUMENT_BYTES = 1 << 20
 MOST_LINKS = 20
 
@@ -41,8 +39,7 @@ class HostFiles:
         if path is None:
             return []
         try:
-            with os.scandir(path) as entries:
-                return [entry.name for entry in islice(entries, MOST_NAMES)]
+            return untrusted_paths.names_in(path)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -69,8 +66,7 @@ class HostFiles:
         real = self.file(path)
         if real is None:
             return b""
-        with open(real, "rb") as file:
-            return file.read(most_bytes)
+        return untrusted_paths.content(real, most_bytes)
 
     def resolved(self, path: str) -> str | None:
         """The path without links, each followed below the root; None when it does not exist."""

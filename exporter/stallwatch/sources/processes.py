@@ -31,6 +31,7 @@ from .process_table import Known, ProcessTable
 from .procfs import CLOCK_TICKS, ProcFs
 from .readings import VIRTUAL_MEMORY, report
 from .unit_state import UnitStates, find_program, is_stopping
+from .untrusted_paths import content
 
 UNIDENTIFIED = Signal(
     "unidentified_processes",
@@ -667,8 +668,7 @@ def _with_configuration(facts: Facts, configured: ConfiguredServer | None) -> Fa
 
 def _pid_in_file(path: str) -> int:
     try:
-        with open(path, "rb") as file:
-            return int(file.read(32).split()[0])
+        return int(content(path, 32, follow_last=True).split()[0])
     except (OSError, ValueError, IndexError):
         return -1
 

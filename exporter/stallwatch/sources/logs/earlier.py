@@ -16,15 +16,15 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+
+from .. import untrusted_paths
 
 CHUNK_BYTES = 1 << 20
-MOST_NAMES = 10_000
 MOST_FILES = 32
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_GZIP = 16 + zlib.MAX_WBITS
 
 _OF_A_RUNTIME = re.compile(r"/[0-9a-f-]{32,66}-json\.log|/(?:pods|crio)/[^/]+/(?:[^/]+/)?[^/]+\.log")
 _DOCKER = re.compile(r"\.(?P<age>\d{1,6})(?:\.gz)?")
@@ -128,8 +128,7 @@ def _order(name: str, other: str) -> tuple[str, str] | None:
 
 def _names(folder: str) -> list[str]:
     try:
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in islice(entries, MOST_NAMES)]
+        return untrusted_paths.names_in(folder)
     except OSError:
         return []
 
@@ -146,15 +145,20 @@ def _age(name: str, other: str) -> tuple[int, str] | None:
     return (0, match["time"]) if match else None
 
 
-def read_earlier(file: Earlier) -> Generator[bytes]:
-    """Its bytes, unpacked; as many as can be read."""
+def read_earlier(file: Earlier, keeps: bool = True) -> Generator[bytes]:
+    """Its bytes, unpacked; as many as can be read.  `keeps`: whether it stays open from one chunk to the next."""
+    if keeps:
+        return _read_open(file)
+    return _unpacked(_read_anew(file)) if file.path.endswith(".gz") else _read_anew(file)
+
+
+def _read_open(file: Earlier) -> Generator[bytes]:
     try:
-        descriptor = os.open(file.path, _FLAGS)
+        descriptor = untrusted_paths.open_file(file.path)
     except OSError:
         return
     with suppress(OSError), open(descriptor, "rb") as raw:  # to close it may fail, too
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != file.identity:
+        if not _is(file, descriptor):
             return
         source = gzip.GzipFile(fileobj=raw) if file.path.endswith(".gz") else raw
         try:
@@ -162,3 +166,42 @@ def read_earlier(file: Earlier) -> Generator[bytes]:
                 yield chunk
         except (OSError, EOFError, zlib.error):
             return
+
+
+def _read_anew(file: Earlier) -> Generator[bytes]:
+    """As it stands there, opened for each chunk."""
+    offset = 0
+    while chunk := _chunk(file, offset):
+        offset += len(chunk)
+        yield chunk
+
+
+def _chunk(file: Earlier, offset: int) -> bytes:
+    """Empty at its end, and when it is there no more."""
+    with suppress(OSError):
+        descriptor = untrusted_paths.open_file(file.path)
+        with open(descriptor, "rb", buffering=0):
+            return os.pread(descriptor, CHUNK_BYTES, offset) if _is(file, descriptor) else b""
+    return b""
+
+
+def _is(file: Earlier, descriptor: int) -> bool:
+    status = os.fstat(descriptor)
+    return stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == file.identity
+
+
+def _unpacked(packed: Iterable[bytes]) -> Generator[bytes]:
+    """Several gzip members, one after the other, until there is no more or something else."""
+    engine = zlib.decompressobj(_GZIP)
+    for part in packed:
+        left = part
+        while left:
+            if engine.eof:
+                engine = zlib.decompressobj(_GZIP)
+            try:
+                chunk = engine.decompress(left, CHUNK_BYTES)
+            except zlib.error:
+                return
+            left = engine.unused_data if engine.eof else engine.unconsumed_tail
+            if chunk:
+                yield chunk

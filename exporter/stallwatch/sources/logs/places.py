@@ -8,7 +8,6 @@ What may lie on a mount that does not answer is looked at in its thread: until i
 
 from __future__ import annotations
 
-import glob
 import os
 import stat
 from collections.abc import Collection, Iterator, Sequence
@@ -18,13 +17,14 @@ from functools import partial
 from itertools import islice
 
 from ...model import LogPlace
+from ..untrusted_paths import matching, names_in
 from .guard import Questions
 
 LOOK_SECONDS = 3.0
 GONE_LOOKS = 2
 """A file missing on so many looks in a row is given up."""
-MOST_NAMES = 10_000
-"""Names looked at per pattern."""
+MOST_FILES = 10_000
+"""Looked at per pattern."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 """Ends of names of files that are no text any more."""
 
@@ -167,10 +167,10 @@ def _is_folder(path: str) -> bool:
 def _found(path: str, without: Collection[str] = ()) -> Iterator[tuple[str, Identity]]:
     """Regular files that a pattern finds, by name; of a folder the newest first.  `without` those of some names."""
     is_folder = _is_folder(path)
-    names = glob.iglob(os.path.join(glob.escape(path), "*") if is_folder else path)
+    names = _inside(path) if is_folder else matching(path)
     files = [
         (name, status)
-        for name in sorted(islice(names, MOST_NAMES))
+        for name in sorted(islice(names, MOST_FILES))
         if os.path.basename(name) not in without
         and not name.endswith(PACKED)
         and (status := _status(name)) is not None
@@ -180,6 +180,14 @@ def _found(path: str, without: Collection[str] = ()) -> Iterator[tuple[str, Iden
         files.sort(key=lambda file: file[1].st_mtime, reverse=True)
     for name, status in files:
         yield name, (status.st_dev, status.st_ino)
+
+
+def _inside(folder: str) -> list[str]:
+    """Paths of what is in a folder, but for hidden files."""
+    try:
+        return [os.path.join(folder, name) for name in names_in(folder) if not name.startswith(".")]
+    except OSError:
+        return []
 
 
 def _file_at(path: str) -> tuple[tuple[str, Identity], ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..untrusted_paths import NotAFileError, open_file
 from .earlier import moved_aside, next_in_line
 
 CHUNK_BYTES = 1 << 18
@@ -37,14 +39,12 @@ _REASONS = {
     errno.EPERM: "permission",
     errno.ELOOP: "not_supported",  # a link where none is followed
 }
+_STREAM = re.compile(r"/(?:[0-9]+|self)/fd/[0-9]+\Z")
+"""The kernel's own link to what a process has open."""
 _KEY = secrets.token_bytes(16)
 
 Identity = tuple[int, int]
 """Device and inode."""
-
-
-class NotAFileError(OSError):
-    """The path leads to a directory, FIFO, socket or device."""
 
 
 @dataclass(slots=True)
@@ -214,8 +214,9 @@ class LogTail:
 
     def _opened(self, found: os.stat_result, path: str, identity: Identity | None = None) -> _Open:
         self._check(found)
-        follows_links = self.owner is None and identity is None
-        descriptor = os.open(path, _FLAGS if follows_links else _FLAGS | os.O_NOFOLLOW)
+        follows = self.owner is None and identity is None
+        is_stream = follows and _STREAM.search(path)
+        descriptor = os.open(path, _FLAGS) if is_stream else open_file(path, follows)
         opened = os.fstat(descriptor)
         try:
             self._check(opened)
@@ -294,7 +295,7 @@ class LogTail:
 def mark_in(path: str, file: Identity, offset: int, seal: Callable[..., str]) -> str | None:
     """As LogTail.mark, of a file that is not followed; None when it is another one or cannot be read."""
     try:
-        descriptor = os.open(path, _FLAGS | os.O_NOFOLLOW)
+        descriptor = open_file(path)
     except OSError:
         return None
     try:
