@@ -127,6 +127,14 @@ def test_a_thread_in_d_for_the_whole_window_is_blocked_io(disk_age: float | None
     assert judged(replace(STUCK, ranks=two(disk_age=disk_age)))[:2] == ("stalled", reason)
 
 
+@pytest.mark.parametrize(("wait", "reason"), [("write", "blocked_io"), ("other", "idle_wait")])
+def test_a_write_that_nobody_takes_is_blocked_io(wait: str, reason: str) -> None:
+    """The runtime that reads a container's output is stopped, and the pipe is full."""
+    blocked = tuple(replace(each, main_wait=wait) for each in two())
+
+    assert judged(replace(STUCK, ranks=blocked))[:2] == ("stalled", reason)
+
+
 STOPPED = replace(STUCK, progress_age=61.0, ranks=two(stopped_age=61.0, main_wait="stopped"))
 
 

@@ -87,6 +87,14 @@ def test_only_ranks_with_the_fewest_markers_come_into_question_on_a_tie() -> Non
     assert named(*ranks) == "TP1"
 
 
+def test_a_rank_whose_write_nobody_takes_is_named_if_it_is_the_only_one() -> None:
+    """What it passed stands in the pipe, unread: its markers say nothing."""
+    assert named(*two(main_wait="write", markers=5)) == "TP1"
+    assert named(replace(two()[0], main_wait="write", markers=2), two(main_wait="write")[1]) is None
+    assert named(replace(two()[0], main_wait="other", markers=2), two(main_wait="other")[1]) == "TP0"
+    assert named(*two(main_wait="other", markers=5)) == "TP0"
+
+
 @pytest.mark.parametrize(("age", "expected"), [(361.0, "TP1"), (360.0, None)])
 def test_the_rank_whose_progress_is_older_by_more_than_a_window_is_named(age: float, expected: str | None) -> None:
     assert named(*two(progress_age=age)) == expected

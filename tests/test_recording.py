@@ -237,6 +237,7 @@ BAD_LINES: tuple[tuple[Any, str], ...] = (
     ({"t": 6, "readings": [[CPU[0], {"server": "", "rank": "TP0"}, 1]]}, "wrong labels"),
     ({"t": 6, "readings": [["rank_info", {"server": "s", "gpu": "GPU-0"}, 1]]}, "wrong labels server, gpu"),
     ({"t": 6, "readings": [["threads", {"server": "s", "rank": "TP0", "wait": "x"}, 1]]}, 'wait "x" is unknown'),
+    ({"t": 6, "readings": [["threads", {"server": "s", "rank": "TP0", "wait": "write"}, 1]]}, "is unknown"),
     ({"t": 6, "readings": [[*CPU[:2], "1"]]}, 'process_cpu_seconds_total: a number or null is needed, not "1"'),
     ({"t": 6, "readings": [[*CPU[:2], True]]}, "a number or null is needed, not true"),
     ({"t": 6, "readings": [[*CPU[:2], [1]]]}, "a number or null is needed, not a list"),

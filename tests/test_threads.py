@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,7 @@ POLL = Thread("232 0x5 0x7f 0x40 0xffffffff 0x0 0x8 0x7f 0x7f", "do_epoll_wait")
 SLEEP = Thread("230 0x0 0x0 0x7f 0x0 0x0 0x0 0x7f 0x7f", "hrtimer_nanosleep")
 RUNNING = Thread("running", "0", "R")
 READS = Thread("0 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7f 0x7f", "anon_pipe_read")
+WRITES = Thread("1 0x1 0x7f 0x79 0x0 0x0 0x0 0x7f 0x7f", "anon_pipe_write")
 DISK = Thread("0 0x3 0x7f 0x1000 0x0 0x0 0x0 0x7f 0x7f", "folio_wait_bit_common", "D")
 FAULT = Thread("-1 0x7ffd 0x7f01", "folio_wait_bit_common", "D")
 ALL_UNREADABLE = dict.fromkeys(WAITS[:-1])
@@ -85,6 +87,21 @@ def test_the_class_comes_from_the_system_call_and_from_the_state_where_that_does
 
     assert node.look() == {"running": 1, "futex": 1, "poll": 1, "sleep": 1, "other": 1, "disk": 2}
     assert node.main() == "running"
+
+
+@pytest.mark.parametrize(
+    ("main", "expected"),
+    [(WRITES, "write"), (READS, "other"), (replace(WRITES, state="D"), "disk"), (RUNNING, "running")],
+)
+@pytest.mark.parametrize("with_syscall", [True, False])
+def test_a_main_thread_whose_write_nobody_takes_is_told_from_others(
+    node: Node, main: Thread, expected: str, with_syscall: bool
+) -> None:
+    shown = {10: main, 11: Thread(), 12: WRITES}
+    node.show(shown if with_syscall else {thread: replace(each, syscall=None) for thread, each in shown.items()})
+
+    assert node.look().get("other") == (2 if expected in ("write", "other") else 1)
+    assert node.main() == expected
 
 
 def test_a_stopped_process_is_stopped_although_its_threads_still_show_futex(node: Node) -> None:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from stallwatch.sources.wait_class import class_of_state, class_of_symbol, class_of_syscall
+from stallwatch.sources.wait_class import class_of_state, class_of_symbol, class_of_syscall, is_write, writes
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,28 @@ from stallwatch.sources.wait_class import class_of_state, class_of_symbol, class
 )
 def test_numbers_are_those_of_the_architecture(machine: str, number: int, expected: str | None) -> None:
     assert class_of_syscall(machine).get(str(number).encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"), [("x86_64", {b"1", b"20"}), ("aarch64", {b"64", b"66"}), ("s390x", set())]
+)
+def test_write_and_writev_are_writes(machine: str, expected: set[bytes]) -> None:
+    assert writes(machine) == expected
+
+
+@pytest.mark.parametrize(
+    ("symbol", "expected"),
+    [
+        ("pipe_write", True),
+        ("anon_pipe_write", True),  # 6.14 and later
+        ("pipe_read", False),
+        ("anon_pipe_read", False),
+        ("pipe_wait", False),  # before 5.5: reads or writes
+        ("0", False),
+    ],
+)
+def test_a_full_pipe_is_known_by_its_symbol(symbol: str, expected: bool) -> None:
+    assert is_write(symbol) == expected
 
 
 def test_an_unknown_architecture_has_no_numbers_at_all() -> None:

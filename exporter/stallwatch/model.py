@@ -30,6 +30,9 @@ READ_REASONS = (
 WAITS = ("running", "futex", "poll", "sleep", "disk", "stopped", "other", "unreadable")
 """Wait classes of a thread."""
 
+WRITE = "write"
+"""Said of main threads only (counted among threads it is `other`): asleep in a write that nobody takes."""
+
 EVENTS = (
     "start",
     "args",

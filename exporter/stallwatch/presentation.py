@@ -26,7 +26,7 @@ EPISODE_STATES = ("suspect", *BAD_STATES)
 
 REASON_WORDS: Mapping[str, str] = {
     "idle_wait": "every thread is asleep",
-    "blocked_io": "a thread is blocked in the kernel",
+    "blocked_io": "a thread waits for a disk, or for its output to be read",
     "stopped": "a process is stopped by a signal",
     "stale_lock": "it waits for a lock file nobody holds",
     "busy_spin": "CPU is busy and nothing else moves",

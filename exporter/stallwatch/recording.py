@@ -21,6 +21,7 @@ from .model import (
     PHASES,
     READ_REASONS,
     WAITS,
+    WRITE,
     Event,
     ProcessId,
     Reading,
@@ -33,6 +34,9 @@ VERSION = 1
 LONGEST_LINE_BYTES = 64 << 20
 LARGEST_TIME = 1e12
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.001, 86400.0
+
+MAIN_THREAD = "main_thread"
+"""The signal whose waits are those of one thread: one more than of many."""
 
 ALSO_OTHER = ("pipe", "socket", "driver", "zombie")
 """Waits that read as `other`; two of them in one look are added."""
@@ -339,8 +343,9 @@ class Reader:
             needed = ", ".join(signal.labels) or "none"
             raise self.wrong(key, f"{signal.name}: wrong labels {', '.join(labels) or 'none'}; needed are {needed}")
         wait = labels.get("wait")
-        if "wait" in signal.labels and wait not in WAITS + ALSO_OTHER:
-            allowed = ", ".join(WAITS + ALSO_OTHER)
+        waits = WAITS + ALSO_OTHER + ((WRITE,) if signal.name == MAIN_THREAD else ())
+        if "wait" in signal.labels and wait not in waits:
+            allowed = ", ".join(waits)
             raise self.wrong(key, f"{signal.name}: wait {_shown(wait)} is unknown; allowed are {allowed}")
         return tuple(labels.get(label, "") for label in signal.labels)
 

@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from .. import signals
 from ..descriptors import Room, shares
-from ..model import WAITS, Observation, Process, ProcessId, Scene, Signal
+from ..model import WAITS, WRITE, Observation, Process, ProcessId, Scene, Signal
 from . import Host, Moment
 from .procfs import ProcFs, Stat, parse_stat, reason_of
-from .wait_class import class_of_state, class_of_symbol, class_of_syscall
+from .wait_class import class_of_state, class_of_symbol, class_of_syscall, is_write, writes
 
 READ_BYTES = {"syscall": 4, "wchan": 48}
 """Of syscall only the number (or `runn`): without the arguments equal waits read equal, and are counted at once."""
@@ -37,9 +37,11 @@ class ThreadFiles:
     why it could not be read.
     """
 
-    def __init__(self, proc: ProcFs, process: ProcessId, by_number: Mapping[bytes, str], room: Room) -> None:
+    def __init__(
+        self, proc: ProcFs, process: ProcessId, by_number: Mapping[bytes, str], writes: frozenset[bytes], room: Room
+    ) -> None:
         self.id = process
-        self._proc, self._by_number, self._room = proc, by_number, room
+        self._proc, self._by_number, self._writes, self._room = proc, by_number, writes, room
         self._fds: dict[int, int] = {}
         self._file = "syscall" if by_number else "wchan"
         self._clock: int | None = None
@@ -192,8 +194,9 @@ class ThreadFiles:
         for text, number in Counter(contents.values()).items():
             if text in by_text:
                 counts[by_text[text]] += number
-        main = self.id.pid
-        return counts, by_thread.get(main) or by_text.get(contents.get(main, b""))
+        content = contents.get(self.id.pid, b"")
+        main = by_thread.get(self.id.pid) or by_text.get(content)
+        return counts, WRITE if main == "other" and self._is_write(content) else main
 
     # --- judging --------------------------------------------------------------------------------------------
 
@@ -213,6 +216,10 @@ class ThreadFiles:
             symbol = self._once(thread, "wchan") or b""
             return class_of_symbol(symbol.decode("ascii", "replace").strip()) or "other"
         return self._state_class(thread) or "other"
+
+    def _is_write(self, text: bytes) -> bool:
+        word = text.partition(b" ")[0].strip()
+        return word in self._writes if self._file == "syscall" else is_write(word.decode("ascii", "replace"))
 
     def _classes_by_symbol(self, contents: dict[int, bytes]) -> Classes:
         """By wchan.  `0` of a sleeping thread means that the kernel does not tell: then nothing of it counts."""
@@ -238,7 +245,7 @@ class Threads:
 
     def __init__(self, host: Host, machine: str | None = None, most_kept: int | None = None) -> None:
         self._proc = ProcFs(host.proc)
-        self._by_number = class_of_syscall(machine)
+        self._by_number, self._writes = class_of_syscall(machine), writes(machine)
         self._room = Room(shares().threads if most_kept is None else most_kept)
         self._files: dict[ProcessId, ThreadFiles] = {}
 
@@ -271,7 +278,8 @@ class Threads:
     def _look(self, process: Process) -> ThreadFiles:
         files = self._files.get(process.id)
         if files is None:
-            files = self._files[process.id] = ThreadFiles(self._proc, process.id, self._by_number, self._room)
+            files = ThreadFiles(self._proc, process.id, self._by_number, self._writes, self._room)
+            self._files[process.id] = files
         files.look()
         return files
 

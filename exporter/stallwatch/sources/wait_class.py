@@ -30,6 +30,11 @@ _AARCH64 = {
 }
 _BY_MACHINE = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
+_WRITES = {"x86_64": (1, 20), "aarch64": (64, 66)}  # write writev
+
+_WRITE_SYMBOLS = ("pipe_write", "anon_pipe_write")
+"""A full pipe: since Linux 5.5, and since 6.14; before, its symbol is the same for who reads an empty one."""
+
 _BY_SYMBOL = (
     ("futex_", "futex"),
     ("rt_mutex_schedule", "futex"),
@@ -51,6 +56,16 @@ def class_of_syscall(machine: str | None = None) -> Mapping[bytes, str]:
     """The first word of a syscall file -> wait class; empty for an architecture we have no table for."""
     table = _BY_MACHINE.get(machine or os.uname().machine, {})
     return {str(number).encode(): name for name, numbers in table.items() for number in numbers}
+
+
+def writes(machine: str | None = None) -> frozenset[bytes]:
+    """The first words of a syscall file that mean a write."""
+    return frozenset(str(number).encode() for number in _WRITES.get(machine or os.uname().machine, ()))
+
+
+def is_write(symbol: str) -> bool:
+    """Whether a wchan symbol means a write that nobody takes."""
+    return symbol.startswith(_WRITE_SYMBOLS)
 
 
 def class_of_symbol(symbol: str) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..config import Thresholds
-from ..model import FRONTEND, Verdict, is_rank_name
+from ..model import FRONTEND, WRITE, Verdict, is_rank_name
 from .evidence import Evidence, RankEvidence
 from .naming import awaited_rank, first_dead
 
@@ -414,7 +414,7 @@ def _reason_of_silence(evidence: Evidence, thresholds: Thresholds, rank: str | N
         return "stale_lock"
     if evidence.driver_hangs:
         return "driver_unresponsive"
-    if any(_lasts(each.disk_age, thresholds.window) for each in evidence.ranks):
+    if any(_lasts(each.disk_age, thresholds.window) or each.main_wait == WRITE for each in evidence.ranks):
         return "blocked_io"
     if evidence.missing:
         return "rank_missing"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..model import WRITE
 from .evidence import Evidence, RankEvidence
 
 CULPRIT_WAITS = (frozenset(("stopped",)), frozenset(("disk",)), frozenset(("sleep", "running")))
@@ -28,6 +29,8 @@ def awaited_rank(evidence: Evidence, window: float) -> str | None:
         return evidence.missing_ranks[0] if len(evidence.missing_ranks) == evidence.missing == 1 else None
     if dead := [rank.rank for rank in ranks if rank.alive is False]:
         return first_dead(evidence) if len(dead) > 1 else dead[0]
+    if writers := [rank.rank for rank in ranks if rank.main_wait == WRITE]:
+        return writers[0] if len(writers) == 1 else None  # what it passed it cannot say; several wait for their reader
     fewest = min(rank.markers for rank in ranks)
     behind = [rank.rank for rank in ranks if rank.markers == fewest]
     if len(behind) == 1:
