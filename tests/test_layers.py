@@ -66,8 +66,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.logs.repeats": "startup frameworks frameworks.json_lines sources.logs.search",
     "sources.logs.search": "frameworks",
     "sources.logs.shapes": "frameworks sources.logs.text",
-    "sources.logs.streams": "model sources.cgroups sources.logs.journal sources.logs.containers sources.logs.guard"
-    " sources.logs.mounts sources.procfs",
+    "sources.logs.streams": "model sources.attribution sources.cgroups sources.logs.journal sources.logs.containers"
+    " sources.logs.guard sources.logs.mounts sources.procfs",
     "sources.logs.tail": "model sources.logs.earlier sources.untrusted_paths",
     "sources.logs.text": "frameworks",
     "sources.logs.times": "",
@@ -81,7 +81,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.logs.past": "model sources sources.logs.counters sources.logs.earlier sources.logs.followed"
     " sources.logs.guard sources.logs.journal sources.logs.of_server sources.logs.tail",
     "sources.logs.collector": "model signals frameworks sources sources.logs.*",
-    "sources.members": "model descriptors signals config frameworks sources.cgroups sources.cgroup_state"
+    "sources.members": "model descriptors signals config frameworks sources.attribution sources.cgroups"
+    " sources.cgroup_state"
     " sources.discovery sources.process_table sources.procfs",
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
     " sources.procfs",
@@ -96,11 +97,12 @@ ALLOWED: Mapping[str, str] = {
     "sources.gpus.nvml_child": "children sources.gpus.nvml",
     "sources.node": "model signals sources sources.locks sources.procfs sources.shm",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
-    "sources.processes": "model descriptors signals config frameworks sources sources.blocking_reads sources.cgroups"
-    " sources.cgroup_state sources.discovery sources.logs.guard sources.logs.mounts sources.logs.streams"
+    "sources.processes": "model descriptors signals config frameworks sources sources.attribution"
+    " sources.blocking_reads sources.cgroup_roots sources.cgroups sources.cgroup_state sources.discovery"
+    " sources.logs.guard sources.logs.mounts sources.logs.streams"
     " sources.members"
     " sources.process_table sources.procfs sources.readings sources.unit_state sources.untrusted_paths",
-    "sources.procfs": "model descriptors",
+    "sources.procfs": "model descriptors sources.cgroup_roots",
     "sources.readings": "model signals sources.logs.streams sources.members",
     "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",

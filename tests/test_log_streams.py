@@ -400,6 +400,7 @@ def test_what_is_known_of_containers_that_went_is_forgotten(housed: FarStreams) 
     assert housed.source._far._asked
 
     housed.source._streams.forget(set())
+    housed.source._homes.forget(set())
     assert not housed.source._far._asked
 
 

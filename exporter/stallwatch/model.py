@@ -337,6 +337,7 @@ class Server:
     container: str = ""
     pod: str = ""
     namespace: str = ""
+    pod_uid: str = ""  # tells its pod from one of the same name that comes after it
     slurm_job: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     metrics_enabled: bool = True

@@ -47,6 +47,11 @@ class Home:
     names: Names = field(default_factory=Names)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing more to find out: it is in no container, or all its names are known."""
+        return self.names.is_complete or not (self.placement.container or self.placement.pod_uid)
+
+    @property
     def container(self) -> str:
         """The container's name, else the beginning of its id."""
         return self.names.container or self.placement.container_id[:12]
@@ -137,11 +142,11 @@ class Attribution:
         return match["job"] if match else ""
 
     def forget(self, containers: set[str]) -> None:
-        """Names of other containers than these are looked for anew, should they come again."""
+        """Keep what is asked of far mounts for these containers only; names are kept while there is room."""
         gone = [key for key in self._known if key not in containers]
+        self._far.forget([f"names of {key}" for key in gone])
         for key in gone if len(self._known) > MOST_KNOWN else ():
             del self._known[key]
-            self._far.forget([f"names of {key}"])
 
     def _named(
         self, pid: int, placement: Placement, hints: Names, now: float, retry_after: float = RETRY_SECONDS

@@ -8,7 +8,7 @@ groups of the host tell where we are: the one group there that our own PID is in
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from .cgroups import cgroups_in
 
@@ -17,11 +17,11 @@ MOST_FOLDERS = 16_384
 _MOST_BYTES = 1 << 16
 
 
-def roots(first: str, ours: str, folders: Mapping[str, tuple[str, ...]], pid: int) -> dict[str, str]:
+def roots(first: str, ours: str, mounts: Callable[[str], tuple[str, ...]], pid: int) -> dict[str, str]:
     """Controllers of a hierarchy -> the path at which our namespace begins there; only where that is below the top.
 
-    `first` and `ours`: cgroup files of the first process and of this one, as this process reads them; `folders`:
-    where the hierarchies of the host may be mounted; `pid`: ours, as this process sees it.
+    `first` and `ours`: cgroup files of the first process and of this one, as this process reads them; `mounts`: where
+    a hierarchy of the host may be mounted, by its controllers; `pid`: ours, as this process sees it.
     """
     own = {group.controllers: group.path for group in cgroups_in(ours)}
     found = {}
@@ -30,7 +30,7 @@ def roots(first: str, ours: str, folders: Mapping[str, tuple[str, ...]], pid: in
         path = own.get(group.controllers, "")
         if depth and path and ".." not in path.split("/"):
             inside = path.rstrip("/")
-            for top in folders.get(group.controllers, ()):
+            for top in mounts(group.controllers):
                 if (place := _place(top, depth, inside, pid)) is not None:
                     found[group.controllers] = place
                     break

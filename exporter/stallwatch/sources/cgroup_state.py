@@ -41,8 +41,8 @@ class CgroupFiles:
         """
         if ".." in group.path.split("/"):
             return None
-        for mount in self._mounts(group.controllers):
-            path = f"{self._top}/{mount}{group.path}"
+        for mount in self.mounts(group.controllers):
+            path = f"{mount}{group.path}"
             try:
                 status = os.stat(path)
             except OSError as error:
@@ -52,12 +52,13 @@ class CgroupFiles:
             return path, (status.st_dev, status.st_ino)
         return None
 
-    def _mounts(self, controllers: str) -> tuple[str, ...]:
-        """`cpu,cpuacct` is mounted under that name, or under a link for each."""
+    def mounts(self, controllers: str) -> tuple[str, ...]:
+        """Where a hierarchy may be: `cpu,cpuacct` is mounted under that name, or under a link for each."""
         if controllers:
             names = controllers.removeprefix("name=")
-            return tuple(dict.fromkeys((names, *names.split(","))))
-        return (".",) if os.path.exists(f"{self._top}/cgroup.controllers") else ("unified",)
+            return tuple(f"{self._top}/{name}" for name in dict.fromkeys((names, *names.split(","))))
+        is_unified = os.path.exists(f"{self._top}/cgroup.controllers")
+        return (self._top,) if is_unified else (f"{self._top}/unified",)
 
     def frozen(self, text: str) -> float | str | None:
         """1 when a group of this cgroup file, or one above it, is frozen; a reason when that cannot be read.

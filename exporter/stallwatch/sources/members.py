@@ -12,6 +12,7 @@ from ..config import ConfiguredServer
 from ..descriptors import Room
 from ..frameworks import Framework
 from ..model import Process, ProcessId, is_rank_name
+from .attribution import Home
 from .cgroup_state import Surroundings
 from .cgroups import Placement
 from .discovery import Facts
@@ -263,10 +264,11 @@ class Tracked:
     facts: Facts
     started_at: float
     starts: int
-    placement: Placement
+    home: Home
     around: Surroundings
     configured: ConfiguredServer | None = None
     slurm_job: str = ""
+    home_read: float = float("-inf")
     members: dict[ProcessId, Member] = field(default_factory=dict)
     children: Children = field(default_factory=Children)
     retired: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -278,6 +280,10 @@ class Tracked:
     stopping: bool | None = None
     """Its unit is being stopped on purpose, as last answered; None = nobody was asked, or there is no answer now."""
     ended_at: float | None = None
+
+    @property
+    def placement(self) -> Placement:
+        return self.home.placement
 
     @property
     def expected(self) -> int:

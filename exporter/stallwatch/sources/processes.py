@@ -6,6 +6,8 @@ found, names their ranks and notices deaths.  What it says of them stands in `re
 
 from __future__ import annotations
 
+import itertools
+import os
 import pwd
 import re
 from collections import Counter, deque
@@ -19,9 +21,11 @@ from ..descriptors import Room, shares
 from ..frameworks import Framework
 from ..model import Observation, ProcessId, Scene, Server, Signal, is_rank_name
 from . import Host, Moment
+from .attribution import RETRY_SECONDS, Attribution, Home
 from .blocking_reads import BlockingReads, CommandLine, CommandLines
+from .cgroup_roots import roots
 from .cgroup_state import CgroupFiles, Surroundings
-from .cgroups import Cgroup, Placement, parse_cgroup
+from .cgroups import Cgroup, parse_cgroup
 from .discovery import COMPILERS, Command, Facts, matched_part, understand
 from .logs.guard import Guards, Questions
 from .logs.mounts import Mounts
@@ -112,8 +116,13 @@ class Processes:
         self._reads = reads or BlockingReads(host.proc, host.read_deadline_seconds)
         self._table = ProcessTable(self._proc, self._reads.command_line, self._understand)
         self._groups = CgroupFiles(host.root)
+        first, ours = self._proc.cgroup(1), self._proc.own_cgroup()
+        self._proc.cgroup_roots = roots(first, ours, self._groups.mounts, os.getpid())
         self._far = Questions(Guards(Mounts(str(host.proc)), host.read_deadline_seconds))
         self._streams = StreamPlaces.of(self._proc, host.root, self._far)
+        self._homes = Attribution(
+            self._proc, host.root, self._far, lambda process: self._reads.command_line(process).argv
+        )
         self._pids: dict[str, int] = {}  # by file that holds one, at this look
         self._units = units or UnitStates(find_program(host.root))
         self._room = Room(shares().members if most_kept is None else most_kept)
@@ -267,10 +276,10 @@ class Processes:
             return known.stat.pid == self._pid_in(match.pid_file)
         if match.port is not None:
             return command is not None and command.facts is not None and self._port(command) == match.port
-        placement = parse_cgroup(self._proc.cgroup(known.stat.pid))
         if match.unit is not None:
-            return placement.unit == match.unit or placement.unit == f"{match.unit}.service"
-        return bool(placement.container_id) and placement.container_id.startswith(match.container or "-")
+            unit = parse_cgroup(self._proc.cgroup(known.stat.pid)).unit
+            return unit in (match.unit, f"{match.unit}.service")
+        return self._homes.container(known.stat.pid, self._now).is_called(match.container or "")
 
     def _pid_in(self, name: str) -> int:
         """What a file says, looked at once in a look; what it said last while its mount does not answer."""
@@ -310,9 +319,9 @@ class Processes:
             return
         command = root.command or Command()
         facts = _with_configuration(command.facts or Facts(), configured)
-        groups = self._proc.cgroup(root.stat.pid)
-        placement = parse_cgroup(groups)
-        name = configured.name if configured else self._name(framework, role, facts, placement)
+        home = self._homes.home(root.stat.pid, now)
+        job = home.placement.slurm_job or command.slurm_job or self._homes.job(root.stat.pid)
+        name = configured.name if configured else self._name(framework, role, facts, home)
         tracked = Tracked(
             name=name,
             framework=framework,
@@ -321,10 +330,11 @@ class Processes:
             facts=facts,
             started_at=self._boot + root.id.start_ticks / CLOCK_TICKS,
             starts=self._count_start(name, root.id),
-            placement=placement,
-            around=Surroundings(self._groups, groups),
+            home=home,
+            home_read=now,
+            around=Surroundings(self._groups, self._proc.cgroup(root.stat.pid)),
             configured=configured,
-            slurm_job=placement.slurm_job or command.slurm_job,
+            slurm_job=job,
         )
         if (before := self._tracked.pop(name, None)) is not None:
             self._left.update(before.members)
@@ -356,18 +366,24 @@ class Processes:
             del self._starts[next(iter(self._starts))]
         return starts
 
-    def _name(self, framework: Framework, role: str, facts: Facts, placement: Placement) -> str:
-        """`<framework>-<port>`, or the first free number; `@` and the place it runs in (docs/REFERENCE.md)."""
+    def _name(self, framework: Framework, role: str, facts: Facts, home: Home) -> str:
+        """`<framework>-<port>`, or the first free number; `@` and the place it runs in (docs/REFERENCE.md).
+
+        Pods of two namespaces may be called the same: of several names that are free the one it had before.
+        """
         port = facts.port or (framework.default_port if role == "server" else None)
         stem = f"{framework.name}-{port}" if port else framework.name
-        place = placement.container_id[:12] or placement.unit
-        suffix, number = f"@{place}" if place else "", 1
-        while True:
+        suffix, free = f"@{home.place}" if home.place else "", ""
+        for number in itertools.count(1):
             name = stem + suffix if port and number == 1 else f"{stem}-{number}{suffix}"
             other = self._tracked.get(name)
-            if other is None or not self._lives(other):
-                return name
-            number += 1
+            if other is None:
+                break
+            if not self._lives(other):
+                if other.placement.pod_uid == home.placement.pod_uid:
+                    return name
+                free = free or name
+        return free or name
 
     # --- following a server -------------------------------------------------------------------------------
 
@@ -397,9 +413,15 @@ class Processes:
         root = tracked.members.get(tracked.root)
         if root is not None and root.missing_since is None:
             tracked.around.look(self._proc.cgroup(root.id.pid))
+            self._look_for_names(tracked, now)
         else:
             tracked.around.look_after(now, self._residents, self._is_living)
         self._ask_unit(tracked, now)
+
+    def _look_for_names(self, tracked: Tracked, now: float) -> None:
+        """What its container and pod are called may not be known at once; the server's own name stays as it is."""
+        if not tracked.home.is_complete and now - tracked.home_read >= RETRY_SECONDS:
+            tracked.home, tracked.home_read = self._homes.home(tracked.root.pid, now), now
 
     def _ask_unit(self, tracked: Tracked, now: float) -> None:
         """Once something went missing: is it on purpose?  A stop that has begun leads to this start's end."""
@@ -507,8 +529,8 @@ class Processes:
 
     def _is_beside(self, tracked: Tracked, known: Known) -> bool:
         """Whether a process is in the server's container, or in none as the server."""
-        placement = parse_cgroup(self._proc.cgroup(known.stat.pid))
-        return placement.container_id == tracked.placement.container_id
+        theirs, its = (parse_cgroup(text) for text in (self._proc.cgroup(known.stat.pid), tracked.around.text))
+        return theirs.container == its.container
 
     def _keep_to_limit(self, tracked: Tracked) -> None:
         """Let go of ranks beyond the limit, and of as many others; titles may make a rank of any process."""
@@ -590,6 +612,7 @@ class Processes:
             if tracked.ended_at is not None and now - tracked.ended_at > self._config.retention:
                 del self._tracked[name]
         self._streams.forget({tracked.placement.container_id for tracked in self._tracked.values()})
+        self._homes.forget({tracked.placement.container for tracked in self._tracked.values()})
         self._left = {process for process in self._left if self._table.find(process)}
         self._dropped = {process for process in self._dropped if self._table.find(process)}
         self._refused = {process for process in self._refused if self._table.find(process)}

@@ -10,11 +10,13 @@ import errno
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..descriptors import Room
 from ..model import ProcessId
+from .cgroup_roots import absolute
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -156,6 +158,8 @@ class ProcFs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.is_ours = self._is_our_pid_namespace()
+        self.cgroup_roots: Mapping[str, str] = {}
+        """Where our cgroup namespace begins in the machine's hierarchies (see cgroup_roots)."""
 
     def _is_our_pid_namespace(self) -> bool:
         """Whether the PIDs in this tree are PIDs to our own system calls (CPU clocks need that)."""
@@ -197,9 +201,17 @@ class ProcFs:
             return None
 
     def cgroup(self, pid: int) -> str:
-        """The text of /proc/PID/cgroup; empty when it cannot be read."""
+        """The text of /proc/PID/cgroup, with the machine's own paths if they are known; empty when unreadable."""
+        return absolute(self._cgroup(self.path(pid, "cgroup")), self.cgroup_roots)
+
+    def own_cgroup(self) -> str:
+        """The same of this process, as the kernel tells it."""
+        return self._cgroup(os.path.join(self.root, "self", "cgroup"))
+
+    @staticmethod
+    def _cgroup(path: str) -> str:
         try:
-            with open(self.path(pid, "cgroup"), "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0) as file:
                 return file.read(65536).decode("utf-8", "replace")
         except OSError:
             return ""

@@ -123,7 +123,7 @@ def _memory(member: Member, field: str) -> float | str:
 
 
 def server_of(streams: StreamPlaces, tracked: Tracked) -> Server:
-    facts, placement, configured = tracked.facts, tracked.placement, tracked.configured
+    facts, home, configured = tracked.facts, tracked.home, tracked.configured
     port = facts.port or (tracked.framework.default_port if tracked.role == "server" else None)
     return Server(
         name=tracked.name,
@@ -149,8 +149,11 @@ def server_of(streams: StreamPlaces, tracked: Tracked) -> Server:
         node_rank=facts.node_rank,
         group=facts.group,
         speculative=facts.speculative,
-        unit=placement.unit,
-        container=placement.container_id[:12],
+        unit=home.placement.unit,
+        container=home.container,
+        pod=home.names.pod,
+        namespace=home.names.namespace,
+        pod_uid=home.placement.pod_uid,
         slurm_job=tracked.slurm_job,
         labels=dict(configured.labels) if configured else {},
         metrics_enabled=facts.metrics_enabled,

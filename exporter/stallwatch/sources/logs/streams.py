@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...model import LogPlace
-from ..cgroups import Placement, parse_cgroup
+from ..attribution import node_root
+from ..cgroups import Placement
 from ..procfs import ProcFs, reason_of
 from .containers import ContainerLogs
 from .guard import Questions
@@ -28,7 +29,6 @@ SLACK_SECONDS = 2.0
 
 _ANONYMOUS = re.compile(r"(?P<kind>pipe|socket):\[(?P<inode>\d+)\]")
 _MOUNTINFO_BYTES = 256 << 10
-_MOST_PARENTS = 32
 _MOST_NODES = 64
 
 
@@ -121,19 +121,14 @@ class StreamPlaces:
         return found
 
     def _inside_node(self, whose: Whose) -> ContainerLogs | None:
-        """The files as the node's own processes see them: one of those started the container."""
-        node, pid = whose.placement.node_id, whose.pid
-        for _ in range(_MOST_PARENTS if node else 0):
-            stat = self.proc.stat(pid)
-            if stat is None or stat.ppid <= 1:
-                return None
-            pid = stat.ppid
-            if parse_cgroup(self.proc.cgroup(pid)).container == node:
-                root = self.proc.path(pid, "root")
-                if root not in self._nodes and len(self._nodes) >= _MOST_NODES:
-                    self._nodes.clear()
-                return self._nodes.setdefault(root, ContainerLogs(Path(root), self.far.guards.mounts.far))
-        return None
+        """The files as the node's own processes see them."""
+        node = whose.placement.node_id
+        root = node_root(self.proc, whose.pid, node) if node else None
+        if root is None:
+            return None
+        if root not in self._nodes and len(self._nodes) >= _MOST_NODES:
+            self._nodes.clear()
+        return self._nodes.setdefault(root, ContainerLogs(Path(root), self.far.guards.mounts.far))
 
     def _searched(self, containers: ContainerLogs, whose: Whose, stream: str) -> LogPlace:
         """What is found, looked for in a thread where the search leads to a far mount."""
