@@ -49,7 +49,9 @@ class FarMount:
         self._guards.append(guards)
         guards.turn = 60.0
         begin = guards._begin
-        self._monkeypatch.setattr(guards, "_begin", lambda mount, work: begin(mount, lambda: self._held(work)))
+        self._monkeypatch.setattr(
+            guards, "_begin", lambda mount, work, *how: begin(mount, lambda: self._held(work), *how)
+        )
         if len(self._guards) == 1:
             for name in ("stat", "lstat", "scandir", "listdir", "open"):
                 self._monkeypatch.setattr(os, name, self._touching(getattr(os, name)))

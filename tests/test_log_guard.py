@@ -406,6 +406,61 @@ def test_a_failure_in_the_thread_does_not_hold_its_mount(far: Far, monkeypatch: 
     assert far.guards.waiting == 0
 
 
+def test_a_mount_for_which_no_thread_can_be_started_is_late_until_one_can(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of processes counts threads, too."""
+    far.read()
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limit:
+        limit.setattr(threading.Thread, "start", refuse)
+        assert (far.read(), far.tail.reason, far.guards.waiting) == (b"", "timeout", 0)
+    with far.path.open("ab") as log:
+        log.write(b"second\n")
+
+    assert (far.read(), far.tail.reason) == (b"second\n", None)
+
+
+@pytest.mark.parametrize(("kind", "apart"), [("fuse.sshfs", [True, True]), ("nfs4", [False, False])])
+def test_what_is_open_on_fuse_during_a_read_no_child_gets(
+    kind: str, apart: list[bool], node: Node, far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.mount(TABLE, kind)
+    node.mounts.refresh(2 * LOOK_SECONDS)
+    asked: list[bool] = []
+    begin = far.guards._begin
+
+    def beginning(*how: object) -> object:
+        job = begin(*how)  # type: ignore[arg-type]
+        asked.append(job is not None and job.is_apart)
+        return job
+
+    monkeypatch.setattr(far.guards, "_begin", beginning)
+    far.read()
+    far.read()
+
+    assert far.parts == [b"first\n"]
+    assert asked == apart
+
+
+def test_a_file_that_was_kept_open_on_a_mount_that_goes_is_closed_where_it_was_opened(node: Node, far: Far) -> None:
+    far.read()
+    assert isinstance(far.tail, GuardedTail)
+    assert far.tail._far is not None
+    assert far.tail._far._file is not None
+    descriptor = far.tail._far._file.descriptor
+    node.mount(TABLE, "fuse.sshfs")
+    node.mounts.refresh(2 * LOOK_SECONDS)
+
+    assert (far.read(), far.tail.reason) == (b"", None)
+
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(descriptor)
+
+
 # --- in the source -----------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,10 @@ import signal
 import subprocess
 from contextlib import suppress
 
+subprocess._USE_VFORK = False  # type: ignore[misc]  # the way out that its documentation names
+"""With vfork nothing at all goes on in this process until the child is another program, which may be never: first it
+closes what it has copies of, and its program is read, either perhaps on a mount that does not answer."""
+
 
 class Child(subprocess.Popen[bytes]):
     """subprocess.Popen whose signals go by pidfd; `kill` and `terminate` of it use `send_signal`."""

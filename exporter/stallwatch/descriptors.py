@@ -1,10 +1,16 @@
 """How the files that this process may have open are shared out, so that some are left whatever the node runs.
 
 Each share is held by its owner alone.  What is in no share is for the rest: logs, probes, single reads.
+
+Here is also how a thread has files of its own.  A child gets a copy of every file that is open where it is started,
+and closes it before it becomes another program.  On FUSE closing waits for the file system's program: while that
+does not answer no child would ever start.
 """
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import resource
 from dataclasses import dataclass
 
@@ -56,3 +62,28 @@ class Room:
 
     def give_back(self, number: int = 1) -> None:
         self._left += number
+
+
+_CLOSE_RANGE = 436  # the number on every architecture
+_UNSHARE = 2  # CLOSE_RANGE_UNSHARE
+_LAST = (1 << 32) - 1
+_FUSE_MAGIC = 0x65735546
+
+
+def keep_apart(*kept: int) -> bool:
+    """From now on the calling thread has files of its own: the standard streams, `kept`, and what it opens itself.
+
+    What it opens is closed with the thread, and no child gets it; it is for threads that nobody shares a file with.
+    False where the kernel (before Linux 5.9) or a filter has no such call: then all is as it was.
+    """
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    gaps = [(low + 1, high - 1) for low, high in itertools.pairwise((2, *sorted(kept), _LAST + 1)) if high - low > 1]
+    done = [call(_CLOSE_RANGE, ctypes.c_uint(low), ctypes.c_uint(high), _UNSHARE) == 0 for low, high in gaps[::-1]]
+    return all(done)
+
+
+def is_on_fuse(descriptor: int) -> bool:
+    """Whether an open file or folder lies on FUSE (statfs(2): the type is the first number)."""
+    answer = (ctypes.c_long * 64)()
+    found = ctypes.CDLL(None, use_errno=True).fstatfs(descriptor, answer) == 0
+    return found and answer[0] == _FUSE_MAGIC

@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .descriptors import is_on_fuse, keep_apart
+
 log = logging.getLogger(__name__)
 
 VERSION = 1
@@ -58,6 +60,10 @@ class StateFolder:
         except BaseException:
             os.close(self._folder)
             raise
+
+    def keep_apart(self) -> None:
+        """In a thread that only writes: what it has open when the disk hangs hinders no child (see descriptors)."""
+        keep_apart(self._folder)
 
     def close(self) -> None:
         os.close(self._lock)
@@ -173,9 +179,16 @@ def _open_folder(path: str) -> int:
     return folder
 
 
+def _lockable(folder: int) -> int:
+    """What the lock is held on: a file, but on FUSE, where none may be kept open (see descriptors), the folder."""
+    if is_on_fuse(folder):
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    return os.open(LOCK, os.O_RDWR | os.O_CREAT | _OPEN, 0o600, dir_fd=folder)
+
+
 def _locked(folder: int) -> int:
     """The lock, held until it is closed: two that write one state would each undo what the other knew."""
-    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | _OPEN, 0o600, dir_fd=folder)
+    lock = _lockable(folder)
     until = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -274,6 +287,7 @@ class StateWriter:
         return True
 
     def _run(self) -> None:
+        self._folder.keep_apart()
         while True:
             with self._changed:
                 while self._waiting is None and not self._stopping:

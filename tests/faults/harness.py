@@ -32,8 +32,11 @@ LATE_SHARE = 0.15
 
 CONFIG = f"""\
 verdict: {{window: {WINDOW:g}s, stall_after: {STALL_AFTER:g}s, suspect_after: 40s, serve_stall_after: {STALL_AFTER:g}s}}
-intervals: {{tick: 500ms, processes: 500ms, threads: 1s, ports: 1s, logs: 200ms, health: 1s, gpu: 1s, gpu_processes: 1s}}
+intervals: {{tick: 500ms, processes: 500ms, threads: 1s, ports: 1s, logs: 200ms, health: 1s, \
+gpu: 1s, gpu_processes: 1s}}
+discovery: {{frameworks: [llamacpp]}}
 """
+"""Only the victims are watched, whatever else runs on the machine."""
 COLLECTORS = ("processes", "threads", "sockets", "logs", "endpoints", "node")
 """Those that every machine has something to read for."""
 
@@ -112,6 +115,13 @@ class Scrapes:
         return [scrape for scrape in self.history if scrape.status == 200 and scrape.at >= at]
 
 
+_QUICK_STATE = (
+    "import sys; from stallwatch import cli, state_file; state_file.WRITE_SECONDS = 0.1; sys.exit(cli.main())"
+)
+QUICK_STATE = (sys.executable, "-c", _QUICK_STATE)
+"""The same command, but the state is written with each tick."""
+
+
 class Exporter(Program):
     """`stallwatch serve` with short intervals and what a case adds; `may_end`: the case ends it itself."""
 
@@ -157,6 +167,12 @@ class Exporter(Program):
         assert alive or self.may_end, f"the exporter ended by itself:\n{self.tail(40)}"
         if self.is_checked:
             self.check_scrapes()
+
+    def stop(self) -> None:
+        """Tell it to end; nothing is scraped any more."""
+        self.may_end = True
+        self.scrapes.stop()
+        self.process.terminate()
 
     def check_scrapes(self) -> None:
         """All were answered, soon, and few of them with the refusal of an old report."""

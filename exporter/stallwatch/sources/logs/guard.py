@@ -3,7 +3,7 @@
 One thread at a time for each mount, and a bounded number of them in all, because one that waits for a dead mount
 cannot be ended.  It ends by itself when the mount answers or goes; its log is then read on where it was.
 A log on a local file system is read at once, without a thread.
-On FUSE no log is kept open between two reads (see Mounts.may_keep).
+On FUSE no log is kept open between two reads (see Mounts.may_keep), and what is open during one is the thread's alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from ...descriptors import keep_apart
 from .mounts import Mounts
 from .tail import LogTail
 
@@ -33,6 +34,7 @@ class _Job:
 
     work: Callable[[], Any]
     began: float
+    is_apart: bool = False  # no child may get what it opens
     result: Any = None
     done: threading.Event = field(default_factory=threading.Event)
     then: list[Callable[[], Any]] = field(default_factory=list)
@@ -50,6 +52,7 @@ class Guards:
     ) -> None:
         self.mounts, self.deadline, self.turn, self._monotonic = mounts, deadline_seconds, turn_seconds, monotonic
         self._jobs: dict[str, _Job] = {}  # by mount, those that are not done
+        self._refused: set[str] = set()  # mounts for which no thread could be started at the last try
         self._lock = threading.Lock()
 
     @property
@@ -57,12 +60,15 @@ class Guards:
         """Threads that have not come back."""
         return len(self._jobs)
 
-    def start(self, mount: str, work: Callable[[], Any]) -> _Job | None:
-        """Begin something on a mount; None while it is busy, or too many others are."""
+    def start(self, mount: str, work: Callable[[], Any], shares: bool = False) -> _Job | None:
+        """Begin something on a mount; None while it is busy, or too many others are, or no thread can be started.
+
+        `shares`: it goes on with a file that was opened outside of its thread.
+        """
         with self._lock:
             if mount in self._jobs or len(self._jobs) >= MOST_WAITING:
                 return None
-            return self._begin(mount, work)
+            return self._begin(mount, work, shares)
 
     def afterwards(self, mount: str, work: Callable[[], None]) -> None:
         """Do something on a mount as soon as it, or with too many waiting any other, is free; nobody waits for it."""
@@ -72,16 +78,24 @@ class Guards:
             else:
                 (self._jobs.get(mount) or next(iter(self._jobs.values()))).then.append(work)
 
-    def _begin(self, mount: str, work: Callable[[], Any]) -> _Job:
-        job = self._jobs[mount] = _Job(work, self._monotonic())
-        threading.Thread(target=self._run, args=(mount, job), name="far-log", daemon=True).start()
+    def _begin(self, mount: str, work: Callable[[], Any], shares: bool = False) -> _Job | None:
+        job = _Job(work, self._monotonic(), is_apart=not shares and not self.mounts.may_keep(mount))
+        try:
+            threading.Thread(target=self._run, args=(mount, job), name="far-log", daemon=True).start()
+        except RuntimeError:  # a limit of processes and threads; who asks, asks again
+            self._refused.add(mount)
+            return None
+        self._refused.discard(mount)
+        self._jobs[mount] = job
         return job
 
     def is_late(self, mount: str) -> bool:
         """Whether what is being done there should have been done."""
         with self._lock:
             job = self._jobs.get(mount)
-        return len(self._jobs) >= MOST_WAITING if job is None else self._monotonic() - job.began >= self.deadline
+        if job is None:
+            return len(self._jobs) >= MOST_WAITING or mount in self._refused
+        return self._monotonic() - job.began >= self.deadline
 
     def tail(self, path: str, owner: int | None) -> LogTail:
         return GuardedTail(self, path, owner)
@@ -104,6 +118,8 @@ class Guards:
             raise
 
     def _run(self, mount: str, job: _Job) -> None:
+        if job.is_apart:
+            keep_apart()
         try:
             job.result = job.work()
             while (work := self._next(mount, job)) is not None:
@@ -192,6 +208,8 @@ class GuardedTail(LogTail):
         if mount is None and self._far is None:
             return super().read(most_bytes)
         if self._far is None:
+            if not self._guards.mounts.may_keep(mount or ""):
+                self.rest()  # its thread has files of its own
             self._far = LogTail(self.path, owner=self.owner, is_apart=self.is_apart)
             self._take_over(self, self._far)
         if self._job is None:  # else it is still the one that is waited for
@@ -219,7 +237,10 @@ class GuardedTail(LogTail):
         if self._job is None:
             path, owner, seconds = self.path, self.owner, self._guards.turn
             rests = not self._guards.mounts.may_keep(self._mount)
-            self._job = self._guards.start(self._mount, lambda: _read_all(far, path, owner, most_bytes, rests))
+            is_open = far.identity is not None
+            self._job = self._guards.start(
+                self._mount, lambda: _read_all(far, path, owner, most_bytes, rests), shares=is_open
+            )
         if self._job is None or not self._job.done.wait(seconds):
             self._wait_on()
             return

@@ -100,7 +100,8 @@ class Past:
             return
         if mount is not None:
             self._far.forget([asked])
-            log.chunks_of = lambda earlier: self._guards.chunks(mount, read_earlier(earlier))
+            keeps = self._guards.mounts.may_keep(mount)
+            log.chunks_of = lambda earlier: self._guards.chunks(mount, read_earlier(earlier, keeps))
         if not is_runtimes(path):
             return
         is_told = log.is_known
