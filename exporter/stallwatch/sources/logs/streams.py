@@ -28,6 +28,8 @@ SLACK_SECONDS = 2.0
 """A log that was last written so long before the server began holds no word of it."""
 
 _ANONYMOUS = re.compile(r"(?P<kind>pipe|socket):\[(?P<inode>\d+)\]")
+_FLAGS = re.compile(rb"^flags:\s*([0-7]+)$", re.MULTILINE)
+_FDINFO_BYTES = 1024
 _MOUNTINFO_BYTES = 256 << 10
 _MOST_NODES = 64
 
@@ -78,9 +80,18 @@ class StreamPlaces:
             return self._behind(whose, stream, anonymous["kind"], int(anonymous["inode"]))
         if file is not None:
             return self._far_place(whose.pid, fd, target, file)
-        if status is None or not stat.S_ISREG(status.st_mode):
+        if status is None or not stat.S_ISREG(status.st_mode) or not self._is_written(whose.pid, fd):
             return LogPlace(stream, reason=NO_LOG)
         return LogPlace(_name(target) or stream, path, None, status.st_dev, status.st_ino)
+
+    def _is_written(self, pid: int, fd: int) -> bool:
+        """Whether the process may write there: what it only reads is no log of its, but perhaps somebody's secret."""
+        try:
+            with open(self.proc.path(pid, "fdinfo", str(fd)), "rb", buffering=0) as file:
+                flags = _FLAGS.search(file.read(_FDINFO_BYTES))
+        except OSError:
+            return True  # not told
+        return flags is None or int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
 
     def _far_place(self, pid: int, fd: int, target: str, file: FarFile) -> LogPlace:
         """Whether it is a regular file is left to who reads it.
