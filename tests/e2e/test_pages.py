@@ -23,7 +23,7 @@ from stallwatch.drill.nvml_standin import StandIn as Cards
 from stallwatch.rules import DEFAULT_FILES, every_key, one_file, rule_files
 from stallwatch.strict_yaml import parse_duration
 
-from .harness import OPENER, ROOT, STALL_AFTER, Exporter, Program, StandIn, fetch, free_port, wait_until
+from .harness import CONFIG, OPENER, ROOT, STALL_AFTER, WINDOW, Exporter, Program, StandIn, fetch, free_port, wait_until
 from .test_prometheus import SPEED, Prometheus
 
 pytestmark = pytest.mark.e2e
@@ -38,10 +38,11 @@ def seconds(text: str) -> str:
     return f"{round(parse_duration(text) / SPEED)}s"
 
 
-def scaled_rules() -> str:
+def scaled_rules(**others: str) -> str:
+    """The shipped rules with all times divided; `others`: the alerts that wait for something else, and how long."""
     keys = every_key()
-    times = {key: known.default for key, known in keys.items() if key.endswith((".for", ".keep_firing_for"))}
-    return one_file(rule_files(DEFAULT_FILES, {key: seconds(value) for key, value in times.items()}))
+    times = {key: seconds(known.default) for key, known in keys.items() if key.endswith((".for", ".keep_firing_for"))}
+    return one_file(rule_files(DEFAULT_FILES, times | {f"{alert}.for": time for alert, time in others.items()}))
 
 
 def scaled_routes(hook: str) -> str:
@@ -247,6 +248,37 @@ def test_a_death_is_told_at_once_and_its_rank_is_not_told_again(tmp_path: Path, 
     assert inhibited == "suppressed"
     assert hook.told("InferenceRankDead", server.name) == []
     assert paged_after < 10.0, "two looks, a scrape, an evaluation; no group wait"
+
+
+BLIND = CONFIG.replace(f"stall_after: {STALL_AFTER:g}s", "stall_after: 8s").replace(
+    f"window: {WINDOW:g}s", "window: 4s"
+)
+
+
+class WithoutLog(StandIn):
+    def wait_started(self) -> None:
+        """There is no log to wait for."""
+
+
+def test_an_exporter_that_is_down_silences_what_it_could_not_judge(tmp_path: Path, hook: Hook) -> None:
+    """The twin is the same server a moment before: not judged, and told."""
+    with (
+        Exporter(tmp_path, BLIND) as exporter,
+        Alertmanager(tmp_path, hook.url) as alertmanager,
+        Prometheus(tmp_path, exporter.port, scaled_rules(StallwatchBlind="1s"), alertmanager.port),
+        WithoutLog("log-to-nowhere", tmp_path, load_seconds=1) as server,
+    ):
+        name = f"StallwatchBlind {server.name}"
+        wait_until(
+            lambda: alertmanager.states().get(name) == "active", 40.0, f"a server not judged\n{exporter.watch.story()}"
+        )
+        exporter.watch.stop()  # a stopped process owes it no answer
+        exporter.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: "StallwatchDown" in alertmanager.states(), 30.0, f"no exporter\n{alertmanager.states()}")
+        wait_until(lambda: alertmanager.states().get(name) == "suppressed", 5.0, f"silence\n{alertmanager.states()}")
+        told = [alert["labels"]["alertname"] for _, _, message in hook.messages for alert in message["alerts"]]
+
+    assert "StallwatchBlind" in told
 
 
 HERE = {"job": "stallwatch", "instance": "node1:10077"}
