@@ -22,9 +22,10 @@ class Life(Feed):
     t = 0.0
     number = 0
 
-    def begin(self, role: str = "server", node_rank: int = 0) -> None:
+    def begin(self, role: str = "server", node_rank: int = 0, pod_uid: str = "") -> None:
         self.number += 1
-        self.server = server(started_at=WALL + self.t, starts=self.number, role=role, node_rank=node_rank)
+        when = WALL + self.t
+        self.server = server(started_at=when, starts=self.number, role=role, node_rank=node_rank, pod_uid=pod_uid)
         self.root = True
         self.go_on(0.0)
 
@@ -80,6 +81,34 @@ def test_in_a_loop_each_start_is_failed_from_its_beginning_since_the_first_failu
     assert {(report.verdict.state, report.verdict.reason) for report in found} == {("failed", "exited")}
     assert {report.since_timestamp - WALL for report in found} == {first}
     assert not life.episodes.changes
+
+
+@pytest.mark.parametrize(
+    ("last", "state"),
+    [
+        ("pod-1", ("failed", "exited")),  # its container was started again, as another container
+        ("pod-2", ("working", "none")),  # a pod of the same name, made anew
+        ("", ("failed", "exited")),  # not known this time
+    ],
+)
+def test_a_loop_is_of_one_pod(last: str, state: tuple[str, str]) -> None:
+    life = Life()
+    for _ in range(LEAST_FAILED):
+        life.begin(pod_uid="pod-1")
+        life.fail()
+    life.begin(pod_uid=last)
+
+    assert life.state() == state
+
+
+def test_failures_of_the_pod_before_do_not_count_with_those_of_its_successor() -> None:
+    life = Life()
+    for pod in ("pod-1", "pod-2", "pod-3"):
+        life.begin(pod_uid=pod)
+        life.fail()
+    life.begin(pod_uid="pod-3")
+
+    assert life.state() == ("working", "none")
 
 
 def test_a_start_that_lives_longer_than_all_before_it_is_judged_by_itself() -> None:

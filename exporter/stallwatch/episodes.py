@@ -178,6 +178,8 @@ class Episodes:
             self._begin(episode, timeline, thresholds, now, wall)
         elif episode.restarts.began is None:
             episode.restarts.began = now
+        if timeline.server is not None and timeline.server.pod_uid:
+            episode.restarts.pod_uid = timeline.server.pod_uid
         server = _known_server(timeline)
         thresholds = self.learned.applied(server, thresholds)
         age = dated_progress_age(timeline, now, wall, dated, thresholds)
@@ -205,10 +207,11 @@ class Episodes:
     @staticmethod
     def _begin(episode: Episode, timeline: ServerTimeline, thresholds: Thresholds, now: float, wall: float) -> None:
         """Another start of the name.  Of a loop of starts that fail each is a failure from its beginning on."""
-        is_job = timeline.server is not None and timeline.server.role == "embedded"
+        server = timeline.server
+        is_job, pod_uid = (server.role == "embedded", server.pod_uid) if server is not None else (False, "")
         last, was_ready = episode.verdict, episode.was_ready
         over = last if episode.start_timestamp else None  # before a time was told there was no other start
-        held = episode.restarts.begin(over, was_ready, is_job, now, thresholds)
+        held = episode.restarts.begin(over, was_ready, is_job, now, thresholds, pod_uid)
         episode.start_timestamp, episode.was_ready = timeline.start_timestamp, False
         episode.phases, episode.was_stalled = {}, False
         if held is not None:

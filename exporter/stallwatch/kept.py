@@ -171,6 +171,7 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "was_unsure": PLAIN,
         "tells_ready": PLAIN,
         "is_held": PLAIN,
+        "pod_uid": PLAIN,
     },
     Verdict: {"state": PLAIN, "reason": PLAIN, "since": CLOCK, "suspect_rank": PLAIN},
 }

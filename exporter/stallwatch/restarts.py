@@ -1,5 +1,7 @@
 """Starts of one server name that end one after the other, none of which becomes ready: one story, not many.  Pure.
 
+A container that is started again in its pod is the same one; another pod of the same name is another story.
+
 In words: docs/VERDICTS.md, "A loop of restarts".
 """
 
@@ -36,6 +38,7 @@ class Restarts:
     was_unsure: bool = False  # the present one stood still where it may have been ready without a word
     tells_ready: bool = False  # a log of this name could be read, and says when a start is ready
     is_held: bool = False  # the present one counts as failed, for all before it did
+    pod_uid: str = ""  # whose starts they are, where it is known
 
     @property
     def is_loop(self) -> bool:
@@ -50,13 +53,24 @@ class Restarts:
             self._clear()
 
     def begin(
-        self, last: Verdict | None, was_ready: bool, is_job: bool, now: float, thresholds: Thresholds
+        self,
+        last: Verdict | None,
+        was_ready: bool,
+        is_job: bool,
+        now: float,
+        thresholds: Thresholds,
+        pod_uid: str = "",
     ) -> Verdict | None:
         """Another start began at `now`.  What it counts as from its first moment on; None: judged by itself.
 
-        `last`: the verdict on the start before; `is_job`: such programs end when their work is done.
+        `last`: the verdict on the start before; `is_job`: such programs end when their work is done; `pod_uid`: of
+        the pod it is in, "" = in none, or not known.
         """
-        if last is not None and self.began is not None:
+        is_moved = bool(self.pod_uid and pod_uid and self.pod_uid != pod_uid)
+        self.pod_uid = pod_uid or self.pod_uid
+        if is_moved:
+            self._clear()
+        elif last is not None and self.began is not None:
             self._add(last, was_ready, is_job, now, thresholds)
         self.began, self.over_at, self.was_orderly, self.was_unsure = now, None, False, False
         self.is_held = self.is_loop
