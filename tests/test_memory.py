@@ -530,19 +530,22 @@ def test_a_configured_server_that_never_came_is_gone_and_its_entry_waits() -> No
 # --- a loop of restarts -----------------------------------------------------------------------------------------
 
 
-def another_start(run: Run, t: float, number: int) -> None:
-    root = ProcessId(100 + number, number)
-    run.server, run.root = replace(run.server, root=root, started_at=WALL + t, starts=number), True
+def another_start(run: Run, t: float, number: int, pod_uid: str = "") -> None:
+    root, started_at = ProcessId(100 + number, number), WALL + t
+    run.server = replace(run.server, root=root, started_at=started_at, starts=number, pod_uid=pod_uid)
+    run.root = True
 
 
-def loop_restarted(starts: int, after: float) -> tuple[Run, ServerReport, float]:
+def loop_restarted(starts: int, after: float, pods: tuple[str, str] = ("", "")) -> tuple[Run, ServerReport, float]:
     """So many starts that fail 20 s after they began, and then a restart of ours in which another one begins.
+
+    `pods`: uids of the pod of those, and of the last one's.
 
     The run after it, the last report before it, and the moment at which the next one is due.
     """
     run, t = Run(), 0.0
     for number in range(1, starts + 1):
-        another_start(run, t, number)
+        another_start(run, t, number, pods[0])
         run.scope = 1.0
         for at in (t, t + 10.0, t + 20.0):
             run.of["TP0"].storage += 5e6
@@ -553,7 +556,7 @@ def loop_restarted(starts: int, after: float) -> tuple[Run, ServerReport, float]
         report = run.tick(t + 40.0)
         t += 45.0
     then = run.restarted(t - 5.0, after=after)
-    another_start(then, t - 5.0 + after, starts + 1)
+    another_start(then, t - 5.0 + after, starts + 1, pods[1])
     then.scope = 1.0
     return then, report, t - 5.0 + after
 
@@ -567,6 +570,16 @@ def test_a_loop_goes_on_over_a_restart_of_ours_in_which_the_next_start_began() -
     assert report.stalled_seconds == before.stalled_seconds
     after.tell(t + 5.0, "ready")
     assert after.tick(t + 5.0).verdict.state == "idle"
+
+
+POD = "0a1b2c3d-0000-1111-2222-333344445555"
+
+
+@pytest.mark.parametrize(("last", "state"), [(POD, "failed"), (POD.replace("0a1b", "ffff"), "working")])
+def test_a_loop_that_goes_on_over_a_restart_of_ours_is_of_one_pod(last: str, state: str) -> None:
+    after, _, t = loop_restarted(2, after=15.0, pods=(POD, last))
+
+    assert after.first_report(t).verdict.state == state
 
 
 @pytest.mark.parametrize(("starts", "gap"), [(1, 15.0), (2, COUNTED_GAP_SECONDS + 60.0)])
