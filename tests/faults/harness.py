@@ -30,13 +30,16 @@ SLOWEST_SCRAPE = 1.0
 LATE_SHARE = 0.15
 """Scrapes that may be refused because the last tick is three ticks old: half-second ticks on a busy machine."""
 
-CONFIG = f"""\
+TIMES = f"""\
 verdict: {{window: {WINDOW:g}s, stall_after: {STALL_AFTER:g}s, suspect_after: 40s, serve_stall_after: {STALL_AFTER:g}s}}
 intervals: {{tick: 500ms, processes: 500ms, threads: 1s, ports: 1s, logs: 200ms, health: 1s, \
 gpu: 1s, gpu_processes: 1s}}
-discovery: {{frameworks: [llamacpp]}}
 """
+CONFIG = TIMES + "discovery: {frameworks: [llamacpp]}\n"
 """Only the victims are watched, whatever else runs on the machine."""
+ALONE = TIMES + "discovery: {enabled: false}\n"
+"""For cases that name their servers."""
+
 COLLECTORS = ("processes", "threads", "sockets", "logs", "endpoints", "node")
 """Those that every machine has something to read for."""
 
