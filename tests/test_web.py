@@ -36,7 +36,7 @@ from stallwatch.web.app import wants_openmetrics
 from stallwatch.web.assets import STYLE
 from stallwatch.web.changes import MOST_CHANGES, Change, Changes
 from stallwatch.web.log_facts import log_facts
-from stallwatch.web.page import Beside, html
+from stallwatch.web.page import FRAME, LONGEST, Beside, html
 from stallwatch.web.server import LoopErrors
 from stallwatch.web.words import counts, names, sentence
 
@@ -256,7 +256,7 @@ def test_a_hostile_title_or_log_cannot_inject_into_the_page() -> None:
 def test_the_page_shows_the_ranks_as_check_does_and_marks_the_one_that_is_waited_for(report: Report) -> None:
     page = html(document(report))
 
-    rows = re.findall(r"<tr( class=bad)?><th scope=row>(TP[^<]+)(.*)", page)
+    rows = re.findall(r"<tr( class=bad)?><th>(TP[^<]+)(.*)", page)
     assert [(bool(kind), name) for kind, name, _ in rows] == [
         (False, "TP0"),
         (True, "TP1 (waited for)"),
@@ -312,7 +312,7 @@ def test_channels_and_logs_are_told_with_their_ages() -> None:
 
     first, second = html(document(report), beside=Beside(log_facts(report.readings))).split("<details")[1:]
 
-    assert "<dt>flat<dd>log 1m30s ago, storage 1m33s ago, " in first
+    assert "<dt>flat<dd>log 1m30s, storage 1m33s, " in first
     assert "<dt>log stdout<dd>last line 12s ago, 412 lines, 3 no pattern knows" in first
     assert "<dt>errors in logs<dd>2 nccl" in first
     assert "<dt>moving<dd>log 4s ago, " in second
@@ -409,7 +409,28 @@ def test_a_page_of_64_servers_of_8_ranks_is_below_150_kb() -> None:
 
     assert page.count("<tr") == 1 + 64 + 64 * 9
     assert page.count("<dt>log ") == 2 * 64
-    assert len(page.encode()) < 150_000
+    assert len(page.encode()) <= LONGEST < 150_000
+
+
+def test_the_worst_node_there_can_be_leaves_out_tables_of_ranks_and_no_server() -> None:
+    """All of 64 stalled, with the names that containers give; of eight nothing is left out."""
+    name = "sglang-{}@search-5d8f9c7b6d-x2x4z/engine"
+    pages = {
+        number: html(document(report_of([stalled(name.format(8000 + each)) for each in range(number)])))
+        for number in (8, 64)
+    }
+
+    told = {number: page.count("aria-label=ranks") for number, page in pages.items()}
+    assert told[8] == 8
+    assert 32 < told[64] < 64
+    assert [page.count("tells them one by one") for page in pages.values()] == [0, 64 - told[64]]
+    assert pages[64].count("TP3 64% (waited for)") == 64
+    assert pages[64].index("aria-label=ranks") < pages[64].index("tells them one by one")
+    assert len(pages[64].encode()) <= LONGEST < 150_000
+
+
+def test_the_frame_of_a_page_is_as_long_as_is_reckoned_with(report: Report) -> None:
+    assert len(html(document(replace(report, servers=()))).encode()) < FRAME
 
 
 def test_a_node_without_servers_has_a_page(report: Report) -> None:

@@ -26,6 +26,12 @@ class Beside:
 
 NOTHING_BESIDE = Beside()
 
+LONGEST = 144_000
+"""Bytes of a page, as far as leaving out tables of ranks can keep to it."""
+
+FRAME = 10_000
+"""What style, script and the rest around the live part take of it."""
+
 
 def html(report: Document, telemetry_path: str = "/metrics", beside: Beside = NOTHING_BESIDE) -> str:
     """The whole page of one document.  Its links are relative: it may stand behind a proxy, under any path."""
@@ -57,15 +63,39 @@ stallwatch {escape(__version__)}</p></footer>
 def live(report: Document, beside: Beside = NOTHING_BESIDE) -> str:
     """What changes with each report.  Its attributes hold what stands outside of it: title and summary."""
     servers = by_severity(report["servers"])
-    now = report.get("timestamp") or 0.0
-    parts = "\n".join(server_part(server, beside.logs.get(server["server"]), now) for server in servers)
+    overview, changes = _overview(servers), _changes(beside.changes)
+    room = LONGEST - FRAME - len(overview.encode()) - len(changes.encode())
+    parts = "\n".join(_parts(servers, beside, report.get("timestamp") or 0.0, room))
     return f"""<div id="live" data-tick="{beside.tick_seconds:g}" data-title="{escape(_title(report))}" \
 data-summary="{escape(counts(servers))}">
 <p class="soft">As of <time>{moment(report.get("timestamp"))}</time></p>
-{_overview(servers)}
+{overview}
 <div id="servers">{parts}</div>
-{_changes(beside.changes)}
+{changes}
 </div>"""
+
+
+def _parts(servers: list[Document], beside: Beside, now: float, room: int) -> list[str]:
+    """A part of each server.  In `room` bytes as many as possible have the table of their ranks, the worst first."""
+
+    def made(are_told: bool) -> list[str]:
+        return [server_part(each, beside.logs.get(each["server"]), now, ranks_are_told=are_told) for each in servers]
+
+    whole = made(True)
+    if sum(map(_size, whole)) <= room:
+        return whole
+    parts = made(False)
+    room -= sum(map(_size, parts))
+    for place, part in enumerate(whole):
+        room -= _size(part) - _size(parts[place])
+        if room < 0:
+            break
+        parts[place] = part
+    return parts
+
+
+def _size(text: str) -> int:
+    return len(text.encode()) + 1
 
 
 def _title(report: Document) -> str:

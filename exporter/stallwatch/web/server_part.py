@@ -13,14 +13,16 @@ from .words import about, percent, phase_words
 
 _NO_LOGS = ServerLogs()
 
+_ELSEWHERE = "<p class=soft>Too many ranks for one page: stallwatch check --server NAME tells them one by one."
+
 
 def key(server: Document) -> str:
     """An id that stays the server's own while others come and go, and holds nothing of its name."""
     return blake2s(server["server"].encode(errors="replace"), digest_size=4).hexdigest()
 
 
-def server_part(server: Document, logs: ServerLogs | None, now: float) -> str:
-    """A folded section; open where a person may have to look.
+def server_part(server: Document, logs: ServerLogs | None, now: float, ranks_are_told: bool = True) -> str:
+    """A folded section; open where a person may have to look.  Not `ranks_are_told`: without the table of its ranks.
 
     End tags that HTML lets one leave out are left out here: 64 servers of 8 ranks are many.
     """
@@ -29,7 +31,7 @@ def server_part(server: Document, logs: ServerLogs | None, now: float) -> str:
     advice = "".join(f"<li>{escape(line)}" for line in server.get("advice", ()))
     parts = (
         _facts(_where(server)),
-        _ranks(server),
+        _ranks(server) if ranks_are_told or not server["ranks"] else _ELSEWHERE,
         _facts((*_about(server), *_channels(server), *_logs(logs or _NO_LOGS, now), *_deadlines(server))),
         f"<ul>{advice}</ul>" if advice else "",
     )
@@ -89,7 +91,7 @@ def _rank_row(rank: Document, columns: Sequence[str], server: Document) -> str:
     name, *rest = (escape(cell(column, rank)) for column in columns)
     cells = "".join(f"<td>{text}" for text in rest)
     kind, whom = (" class=bad", " (waited for)") if is_waited_for(rank, server) else ("", "")
-    return f"<tr{kind}><th scope=row>{name}{whom}{cells}"
+    return f"<tr{kind}><th>{name}{whom}{cells}"  # a row's heading, as nothing but headings is in its column
 
 
 # --- what it is, channels, logs, time-outs -----------------------------------------------------------------
@@ -102,15 +104,16 @@ def _about(server: Document) -> Iterator[tuple[str, str]]:
 
 
 def _channels(server: Document) -> Iterator[tuple[str, str]]:
-    """State -> its channels with their ages."""
+    """State -> its channels with their ages: `log 4s, storage 7s ago, children`."""
     for state in CHANNEL_STATES:
-        if told := [_channel(each) for each in server["channels"] if each["state"] == state]:
-            yield state, escape(", ".join(told))
-
-
-def _channel(channel: Document) -> str:
-    age = channel["age_seconds"]
-    return str(channel["channel"]) + ("" if age is None else f" {duration(age)} ago")
+        told = [each for each in server["channels"] if each["state"] == state]
+        aged = [
+            f"{each['channel']} {duration(each['age_seconds'])}" for each in told if each["age_seconds"] is not None
+        ]
+        words = [f"{', '.join(aged)} ago"] if aged else []
+        words += [str(each["channel"]) for each in told if each["age_seconds"] is None]
+        if words:
+            yield state, escape(", ".join(words))
 
 
 def _logs(logs: ServerLogs, now: float) -> Iterator[tuple[str, str]]:
