@@ -315,7 +315,7 @@ def test_channels_and_logs_are_told_with_their_ages() -> None:
     assert "<dt>flat<dd>log 1m30s, storage 1m33s, " in first
     assert "<dt>log stdout<dd>last line 12s ago, 412 lines, 3 no pattern knows" in first
     assert "<dt>errors in logs<dd>2 nccl" in first
-    assert "<dt>moving<dd>log 4s ago, " in second
+    assert "<dt>moving<dd>log 4s, " in second
     assert "errors in logs" not in second
 
 
