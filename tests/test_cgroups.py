@@ -98,7 +98,7 @@ def _named(name: str) -> Placement:
         # Docker in a pod
         (
             f"/kubepods/burstable/pod{UID}/{NODE}/docker/{ID}",
-            Placement(ID, UID, node_id=NODE),
+            Placement(ID, UID, node_id=NODE, is_nested=True),
         ),
         # whoever runs the workloads of others
         ("/system.slice/containerd.service", Placement()),

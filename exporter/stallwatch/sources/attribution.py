@@ -163,10 +163,11 @@ class Attribution:
     def _find(self, pid: int, placement: Placement, hints: Names) -> Names:
         if placement.container_name:
             return Names(container=placement.container_name)
-        names = Names(pod_uid=placement.pod_uid).filled(hints)
+        names = Names(pod_uid="" if placement.is_nested else placement.pod_uid).filled(hints)
         if placement.node_id and (root := node_root(self._proc, pid, placement.node_id)) is not None:
             node = HostFiles(Path(root), self._far.guards.mounts.far)
             names = self._looked_up(node, placement.container_id, names)
+        names = Names(pod_uid=placement.pod_uid).filled(names)
         names = self._looked_up(self._files, placement.container_id, names)
         return names if names.is_complete else names.filled(self._of_conmon(pid, placement.container_id))
 

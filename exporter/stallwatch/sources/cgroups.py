@@ -61,6 +61,7 @@ class Placement:
 
     `user_unit`: a unit of a user's own manager, as "1000/llm.service".  `node_id`: the container that stands for a
     machine (kind, Docker in Docker, LXC) and runs this one.  `container_name`: where the path names it itself.
+    `is_nested`: the pod is that of the node, not the other way round.
     """
 
     container_id: str = ""
@@ -70,6 +71,7 @@ class Placement:
     user_unit: str = ""
     node_id: str = ""
     container_name: str = ""
+    is_nested: bool = False
 
     @property
     def container(self) -> str:
@@ -104,16 +106,18 @@ def _parse_path(path: str) -> Placement:
     parts = _parts(path)
     containers = [(at, found) for at in range(len(parts)) if (found := _container(parts, at)) is not None]
     at, inner = containers[-1] if containers else (len(parts), {})
-    outer = next((found for _, found in reversed(containers[:-1])), {})
+    around, outer = next(reversed(containers[:-1]), (0, {}))
+    pod_at = next((index for index in range(at - 1, -1, -1) if _POD.fullmatch(parts[index])), None)
     unit, user_unit = _units(parts, at if containers else None)
     return Placement(
         container_id=inner.get("id") or "",
-        pod_uid=_last(_POD, parts[:at], "uid").replace("_", "-"),
+        pod_uid="" if pod_at is None else _group(_POD, parts[pod_at], "uid").replace("_", "-"),
         unit=unit,
         slurm_job=_job(parts),
         user_unit=user_unit,
         node_id=outer.get("id") or outer.get("name") or "",
         container_name=inner.get("name") or "",
+        is_nested=pod_at is not None and pod_at < around,
     )
 
 
@@ -167,10 +171,6 @@ def _job(parts: Sequence[str]) -> str:
         if is_slurm and (job := _group(_JOB, parts[at], "job")):
             return job
     return ""
-
-
-def _last(pattern: re.Pattern[str], parts: Sequence[str], name: str) -> str:
-    return next((found for part in reversed(parts) if (found := _group(pattern, part, name))), "")
 
 
 def _group(pattern: re.Pattern[str], segment: str, name: str) -> str:

@@ -160,7 +160,8 @@ class StreamPlaces:
         what is run in a container later (`exec`) writes to whoever ran it.
         """
         placement = whose.placement
-        found = containers.find(placement.container_id, placement.pod_uid, lambda: self._mountinfo(whose.pid))
+        pod = "" if placement.is_nested else placement.pod_uid  # the log of the container around it is another
+        found = containers.find(placement.container_id, pod, lambda: self._mountinfo(whose.pid))
         if not found.path:
             return LogPlace(stream, reason=found.reason)
         try:
