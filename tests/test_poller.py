@@ -164,6 +164,15 @@ def test_a_failure_is_logged_once_per_change_of_state(caplog: pytest.LogCaptureF
     assert polled.read_errors() == {"error": 3}
 
 
+def test_a_source_that_has_nothing_to_read_here_is_absent_unless_it_fails() -> None:
+    class Bare(Scripted):
+        absent = True
+
+    polled = poller(Bare([], ValueError(), []))
+
+    assert [polled.is_absent, *(polled.turn() and polled.is_absent for _ in range(3))] == [True, True, False, True]
+
+
 def test_the_last_success_stays_when_a_source_fails_later() -> None:
     clock = Clock()
     polled = poller(Scripted([ALIVE], ValueError(), clock=clock), clock)

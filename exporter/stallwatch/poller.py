@@ -130,8 +130,9 @@ class Poller:
 
     @property
     def is_absent(self) -> bool:
-        """There is nothing on this node that the source could read: it has no health to speak of."""
-        return bool(getattr(self.source, "absent", False))
+        """There is nothing on this node that the source could read: it has no health to speak of, unless it fails."""
+        has_failed = self._last is not None and self._last.error is not None
+        return bool(getattr(self.source, "absent", False)) and not has_failed
 
     @property
     def mean_seconds(self) -> float:
