@@ -1,0 +1,95 @@
+"""Builds the image with buildah and runs it without an engine: no namespaces but that of mounts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .packages import ROOT
+
+HERE = Path(__file__).parent
+BASE, IMAGE = "localhost/stallwatch-base:bookworm", "localhost/stallwatch:test"
+SUITE, PACKAGES = "bookworm", "ca-certificates,python3,python3-venv"
+MIRROR = "http://deb.debian.org/debian"
+CERTIFICATES = "/etc/ssl/certs"
+BUILD_SECONDS = 400.0
+
+
+class CannotBuildError(RuntimeError):
+    """There is no buildah or no base here; the text says what is missing."""
+
+
+def buildah(*words: str, check: bool = True) -> str:
+    done = subprocess.run(["buildah", *words], capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
+    assert not check or done.returncode == 0, f"buildah {words}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout.strip()
+
+
+def base(folder: Path) -> str:
+    """The name of an image to build on: $STALLWATCH_TEST_BASE, or one made here; CannotBuildError without either."""
+    if os.geteuid() != 0 or shutil.which("buildah") is None:
+        raise CannotBuildError("root and buildah are needed")
+    if given := os.environ.get("STALLWATCH_TEST_BASE"):
+        return given
+    if buildah("images", "--quiet", BASE, check=False):
+        return BASE
+    if shutil.which("debootstrap") is None:
+        raise CannotBuildError("no debootstrap, and $STALLWATCH_TEST_BASE names no base")
+    words = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(folder / "rootfs"), MIRROR]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
+    if done.returncode != 0:
+        raise CannotBuildError(f"debootstrap: {done.stdout[-300:]}")
+    subprocess.run(["tar", "-C", str(folder / "rootfs"), "-cf", str(folder / "rootfs.tar"), "."], check=True)
+    shutil.rmtree(folder / "rootfs")
+    buildah("bud", "--isolation", "chroot", "-q", "-t", BASE, "-f", str(HERE / "base/Dockerfile"), str(folder))
+    return BASE
+
+
+def build(on: str) -> str:
+    """The image of this tree, as the Dockerfile says."""
+    words = ["bud", "--isolation", "chroot", "--pull-never", "--format", "docker", "--quiet", "-t", IMAGE]
+    words += ["--build-arg", f"BASE={on}", "--build-arg", "REVISION=trial", "-v", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+    for name in ("PIP_CERT", "PIP_INDEX_URL"):
+        words += ["--env", f"{name}={os.environ[name]}"] if name in os.environ else []
+    buildah(*words, str(ROOT))
+    return IMAGE
+
+
+def inspect(image: str) -> dict[str, Any]:
+    """The part of its description that engines read."""
+    return json.loads(buildah("inspect", "--type", "image", image))["Docker"]["config"]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container of the image whose processes are started with `command`."""
+
+    name: str
+
+    def command(
+        self,
+        words: Sequence[str],
+        user: str = "65532:65532",
+        capabilities: Sequence[str] = (),
+        mounts: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """For subprocess.  With `--isolation chroot` its processes are seen by this machine, and it by them."""
+        run = ["buildah", "run", "--isolation", "chroot", "--user", user]
+        for capability in capabilities:
+            run += ["--cap-add", f"CAP_{capability}"]
+        for mount in mounts:
+            run += ["-v", mount]
+        for name, value in (environment or {}).items():
+            run += ["--env", f"{name}={value}"]
+        return [*run, self.name, "--", *words]
+
+    @property
+    def root(self) -> Path:
+        return Path(buildah("mount", self.name))
