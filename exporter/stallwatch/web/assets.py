@@ -28,7 +28,8 @@ td,th a,li,summary{overflow-wrap:anywhere}
 #all td:nth-child(4){white-space:nowrap}
 #all td:nth-child(6){min-width:8rem}
 #changes{margin-top:1.25rem}
-.v::before{display:inline-block;width:1.5em;font-weight:bold}
+td.v{padding-left:1.5em;text-indent:-1.5em}
+.v::before{display:inline-block;width:1.5em;text-indent:0;font-weight:bold}
 .stalled .v::before{content:"\\25A0";content:"\\25A0"/""}
 .failed .v::before{content:"\\2716";content:"\\2716"/""}
 .suspect .v::before,.slow .v::before{content:"\\25B2";content:"\\25B2"/""}
