@@ -250,6 +250,19 @@ def test_cpu_over_a_pause_of_ours_is_the_mean_of_the_pause() -> None:
     assert feed.now.moves == {}
 
 
+def test_a_late_look_and_the_next_in_time_make_no_burst_of_the_noise_between_them() -> None:
+    """A busy machine: the noise of seven seconds between two looks that are over half a second apart."""
+    stuck, spinning = at_rest(Feed()), at_rest(Feed())
+    stuck.of["TP0"].cpu += 0.009 * 7
+    stuck.child_cpu += 0.009 * 7
+    spinning.of["TP0"].cpu += 0.5
+    stuck.processes(10.5)
+    spinning.processes(10.5)
+
+    assert stuck.now.moves == {}
+    assert spinning.now.moves == {"cpu": 10.5}
+
+
 def test_front_ends_count_until_the_server_listens() -> None:
     starting, listening = at_rest(Feed()), at_rest(Feed())
     listening.timeline.put([signals.PORT_LISTENING.read(1, "s", "8000")], 10.0, 10.0)

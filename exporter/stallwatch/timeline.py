@@ -398,7 +398,8 @@ def _readable_counts(counts: Mapping[str, float | None]) -> dict[str, int] | Non
 
 
 def _note_cpu(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
-    if reading.labels[1] != FRONTEND and track.rate is not None and track.rate > BUSY_CORES:
+    cores = track.rate_over(look.interval)
+    if reading.labels[1] != FRONTEND and cores is not None and cores > BUSY_CORES:
         timeline.moved("cpu", look.at)
         timeline.busy_at[reading.labels[1]] = look.at
 
@@ -455,7 +456,7 @@ def _note_children_cpu(timeline: ServerTimeline, look: Look) -> None:
     if earlier is None or not gap:
         return
     # After a gap it is not known when the CPU was used: it counts as if all came in one usual interval.
-    if (total - earlier) / min(gap, usual_gap) >= BUSY_CORES:
+    if (total - earlier) / min(max(gap, look.interval), usual_gap) >= BUSY_CORES:
         timeline.moved("children", look.at)
 
 

@@ -28,6 +28,7 @@ class Track:
     samples: deque[tuple[float, float]] = field(default_factory=deque)
     is_followed: bool = False  # read at two moments at least
     _measured: float = 0.0
+    _rate_seconds: float = 0.0  # what `rate` is a mean over
 
     def put(self, value: float | None, reason: str | None, at: float, interval: float, measured: float) -> None:
         """Take one reading.  `measured`: the same moment on a clock that counts our pauses, for rates."""
@@ -35,12 +36,23 @@ class Track:
         real_gap = measured - self._measured
         neighbours = self.read_at is not None and value is not None and self.value is not None and real_gap > 0
         self.rate = (value - self.value) / real_gap if neighbours else None  # type: ignore[operator]
+        self._rate_seconds = real_gap
         self.usual_gap = usual(self.usual_gap, gap, interval)
         self.is_followed = self.is_followed or gap > 0
         self.value, self.reason, self.read_at, self._measured = value, reason, at, measured
         if value is not None:
             self.known, self.known_at = value, at
             self.known_since = at if self.known_since is None else self.known_since
+
+    def rate_over(self, least_seconds: float) -> float | None:
+        """The rate as if so much time lay between the readings at least.
+
+        A look that takes long on a busy machine is over just before the next: what a process used in a whole interval
+        then seems to have come in a moment.
+        """
+        if self.rate is None or self._rate_seconds >= least_seconds:
+            return self.rate
+        return self.rate * self._rate_seconds / least_seconds
 
     def is_fresh(self, now: float) -> bool:
         return self.read_at is not None and now - self.read_at <= STALE_AFTER_GAPS * self.usual_gap + 1e-6
