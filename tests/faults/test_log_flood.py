@@ -1,0 +1,91 @@
+"""A log that grows by 200 MB a second: not a line is lost, no other log waits for it, and memory is bounded.
+
+Twin without processes: test_log_tail.py, test_counters.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import disk_usage, rmtree
+from tempfile import mkdtemp
+
+import psutil
+import pytest
+
+from e2e.harness import TIED
+
+from .harness import ALONE, Exporter, Scrape, all_hold
+from .log_writer import BLOCK, LINES
+
+pytestmark = pytest.mark.faults
+
+BYTES_PER_SECOND, SECONDS = 200e6, 3.0
+LEAST_BYTES_PER_SECOND = 100e6
+"""Less is no flood: the machine is busy with other things."""
+
+MOST_MEMORY_BYTES = 24 << 20
+CATCH_UP_SECONDS = 90.0
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """Below /dev/shm: no disk takes so much."""
+    if not Path("/dev/shm").is_dir() or disk_usage("/dev/shm").free < 2 * BYTES_PER_SECOND * SECONDS:
+        pytest.skip("needs 1.2 GB below /dev/shm")
+    made = Path(mkdtemp(prefix="stallwatch-flood-", dir="/dev/shm"))
+    yield made
+    rmtree(made)
+
+
+def configuration(logs: list[Path]) -> str:
+    match = f'{{command: "log_writer.py {logs[0]} "}}'
+    globs = ", ".join(f'"{log}"' for log in logs)
+    return ALONE + f"servers:\n  - {{name: flooded, framework: vllm, match: {match}, logs: [{globs}]}}\n"
+
+
+def writer(log: Path) -> subprocess.Popen[bytes]:
+    script = str(Path(__file__).with_name("log_writer.py"))
+    command = [*TIED, sys.executable, script, str(log), str(BYTES_PER_SECOND), str(SECONDS)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_a_flood_costs_no_line_and_no_other_log(folder: Path, memory_folder: Path) -> None:
+    flooded, calm = memory_folder / "flooded.log", folder / "calm.log"
+    flooded.touch()
+    calm.write_text("INFO 06-02 08:00:00 [loader.py:1] a line\n")
+    with Exporter(folder, config=configuration([flooded, calm])) as exporter, writer(flooded) as flooding:
+        try:
+            assert flooding.stdin is not None
+            assert flooding.stdout is not None
+            exporter.wait_for("both logs", lambda page: page.value("log_lines_total", log="calm.log") == 1)
+            memory = psutil.Process(exporter.pid).memory_info().rss
+            flooding.stdin.write(b"\n")
+            flooding.stdin.flush()
+            begun = exporter.scrapes.look().at
+            with calm.open("a") as log:
+                log.write("INFO 06-02 08:00:09 [loader.py:1] another line\n")
+            exporter.wait_for("the calm log", lambda page: page.value("log_lines_total", log="calm.log") == 2, 10.0)
+            lines = int(flooding.stdout.readline())
+            written = lines // LINES * len(BLOCK)
+            exporter.wait_for(
+                "all of it", lambda page: page.value("log_bytes_total", log="flooded.log") == written, CATCH_UP_SECONDS
+            )
+            after = exporter.rest(1.0)
+            more = psutil.Process(exporter.pid).memory_info().rss - memory
+            meanwhile = exporter.scrapes.since(begun)
+        finally:
+            flooding.kill()
+
+    if written < LEAST_BYTES_PER_SECOND * SECONDS:
+        pytest.skip("this machine writes too slowly to flood anybody")
+    assert {(_of("lines_total", page), _of("backlog_bytes", page)) for page in after} == {(lines, 0)}
+    assert any(_of("backlog_bytes", page) for page in meanwhile), "what is behind is told"
+    all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
+    assert more < MOST_MEMORY_BYTES
+
+
+def _of(name: str, page: Scrape) -> float | None:
+    return page.value(f"log_{name}", log="flooded.log")
