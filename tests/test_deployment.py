@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from stallwatch.cli import unknown_variables
+from stallwatch.rules import DEFAULT_FILES
 
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "deploy/systemd/stallwatch.service"
@@ -97,3 +103,100 @@ def test_the_unit_bounds_what_it_costs_and_how_long_it_takes() -> None:
 
     assert keys >= {"LimitNOFILE", "MemoryMax", "TasksMax", "CPUQuota", "WatchdogSec", "TimeoutStopSec"}
     assert (values("Type"), values("KillMode"), values("LimitCORE")) == (["notify"], ["process"], ["0"])
+
+
+# --- compose -----------------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def compose() -> Any:
+    return load(ROOT / "deploy/compose.yaml")["services"]
+
+
+def mounts() -> dict[str, Path]:
+    """Where in a container -> which file or folder of this repository."""
+    found = {}
+    for service in compose().values():
+        for volume in service["volumes"]:
+            if isinstance(volume, str) and volume.startswith("."):
+                source, target, mode = volume.split(":")
+                assert mode == "ro", volume
+                found[target] = (ROOT / "deploy" / source).resolve()
+    return found
+
+
+def test_every_file_that_compose_mounts_is_there() -> None:
+    assert len(mounts()) >= 6
+    assert [str(source) for source in mounts().values() if not source.exists()] == []
+
+
+def test_every_named_volume_is_declared() -> None:
+    used = {v.split(":")[0] for s in compose().values() for v in s["volumes"] if isinstance(v, str) and v[0] != "."}
+
+    assert used == set(load(ROOT / "deploy/compose.yaml")["volumes"])
+
+
+def test_prometheus_accepts_what_compose_gives_it(tmp_path: Path) -> None:
+    text = mounts()["/etc/prometheus/prometheus.yml"].read_text()
+    config = tmp_path / "prometheus.yml"
+    config.write_text(text.replace("/etc/prometheus/stallwatch", str(mounts()["/etc/prometheus/stallwatch"])))
+
+    done = run("promtool", "check", "config", str(config))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    shipped = {f"/etc/prometheus/stallwatch/{name}" for name in DEFAULT_FILES}
+    assert set(yaml.safe_load(text)["rule_files"]) == shipped
+
+
+def test_alertmanager_accepts_what_compose_gives_it() -> None:
+    done = run("amtool", "check-config", str(mounts()["/etc/alertmanager/alertmanager.yml"]))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_grafana_finds_every_dashboard_and_its_data() -> None:
+    (provider,) = load(mounts()["/etc/grafana/provisioning/dashboards/stallwatch.yml"])["providers"]
+    (source,) = load(mounts()["/etc/grafana/provisioning/datasources/stallwatch.yml"])["datasources"]
+    dashboards = sorted(mounts()[provider["options"]["path"]].glob("*.json"))
+
+    assert len(dashboards) >= 4
+    assert all(json.loads(path.read_text())["uid"] == path.stem for path in dashboards)
+    home = compose()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home in {f"{provider['options']['path']}/{path.name}" for path in dashboards}
+    assert source["type"] == "prometheus"
+    assert source["isDefault"]
+
+
+def test_what_asks_whom_agrees_in_compose() -> None:
+    """All on the loopback of one machine: each address that somebody asks is one that somebody listens on."""
+    services = compose()
+    words = [word.partition("=")[2] for service in services.values() for word in service.get("command", [])]
+    listening = {word for word in words if word.startswith("127.0.0.1:")}
+    listening.add(services["stallwatch"]["environment"]["STALLWATCH_WEB_LISTEN_ADDRESS"])
+    prometheus = load(mounts()["/etc/prometheus/prometheus.yml"])
+    (source,) = load(mounts()["/etc/grafana/provisioning/datasources/stallwatch.yml"])["datasources"]
+    asked = {target for job in prometheus["scrape_configs"] for s in job["static_configs"] for target in s["targets"]}
+    asked |= {t for a in prometheus["alerting"]["alertmanagers"] for s in a["static_configs"] for t in s["targets"]}
+    asked.add(source["url"].removeprefix("http://"))
+
+    assert asked == listening
+    assert all(service["network_mode"] == "host" for service in services.values())
+
+
+def test_the_exporter_of_compose_may_look_and_nothing_else() -> None:
+    exporter = compose()["stallwatch"]
+
+    assert exporter["cap_drop"] == ["ALL"]
+    assert set(exporter["cap_add"]) == {"SYS_PTRACE", "DAC_READ_SEARCH"}
+    assert exporter["read_only"] is True
+    assert exporter["pid"] == "host"
+    assert not exporter.keys() & {"privileged", "user"}
+    (root,) = (volume for volume in exporter["volumes"] if isinstance(volume, dict))
+    assert (root["source"], root["read_only"]) == ("/", True)
+
+
+def test_the_variables_of_compose_are_flags() -> None:
+    assert unknown_variables(compose()["stallwatch"]["environment"]) == []
