@@ -37,8 +37,10 @@ spec:
     - targetPort: {port}
       interval: 15s
       scrapeTimeout: 10s
+      # Metrics have labels of the servers' own pods and namespaces, which would be renamed otherwise.
+      honorLabels: true
       relabelings:
-        # Of the exporter's own pod.  Metrics have such labels of the servers, which would be renamed otherwise.
+        # Of the exporter's own pod: no series shall seem to be in its namespace.
         - action: labeldrop
           regex: namespace|pod|container|endpoint
         # The job that the rules select.
