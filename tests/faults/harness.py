@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from e2e.harness import Program, fetch, free_port, wait_until
 
 TICK, LOOK = 0.5, 0.5
-WINDOW, STALL_AFTER = 4.0, 12.0
+WINDOW, STALL_AFTER = 3.0, 8.0
 SCRAPE_SECONDS = 0.25
 SLOWEST_SCRAPE = 1.0
 """No scrape may take longer, whatever is broken, but for a few on a machine that is busy with the breaking."""
