@@ -153,7 +153,9 @@ ALLOWED: Mapping[str, str] = {
     "recording": "model config strict_yaml",
     "told": "model signals recording tracks",
     "replay": "model strict_yaml signals clock config frameworks tracks timeline deadlines episodes daemon presentation"
-    " printable catalogue recording told",
+    " printable catalogue recording rebuild scrapes told",
+    "scrapes": "model strict_yaml exposition",
+    "rebuild": "model signals config startup exposition recording scrapes",
     "record": "model strict_yaml config frameworks assembly recording",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation memory state_file heartbeat web.*",

@@ -25,6 +25,11 @@ def _declared(module: ModuleType) -> list[Signal]:
     return [value for value in vars(module).values() if isinstance(value, Signal)]
 
 
+def collectors() -> dict[str, str]:
+    """Name of a signal -> the collector that reads it."""
+    return {signal.name: name for name, source in SOURCES.items() for signal in source.signals}  # type: ignore[attr-defined]
+
+
 def all_signals() -> list[Signal]:
     """Sorted by name, each once."""
     found = {signal.name: signal for signal in (*read_signals(), *derived_signals())}

@@ -10,12 +10,12 @@ import stat
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from . import signals
-from .catalogue import derived_signals, read_signals
+from .catalogue import all_signals, collectors, derived_signals, read_signals
 from .clock import Clock
 from .config import Config, Thresholds
 from .daemon import own_timeouts, ready_markers
@@ -25,6 +25,7 @@ from .frameworks import Framework, load_frameworks
 from .model import FRONTEND, FRONTEND_NAMES, Event, Reading, Server, ServerReport, StartupHistogram, Verdict
 from .presentation import BAD_STATES, REASON_WORDS, duration
 from .printable import printable
+from .rebuild import rebuilt
 from .recording import (
     ALSO_OTHER,
     LONGEST_LINE_BYTES,
@@ -38,6 +39,7 @@ from .recording import (
     told_servers,
     unknown_server,
 )
+from .scrapes import LARGEST_ANSWER_BYTES, Scrape, is_answer, scrapes_of
 from .strict_yaml import InputError
 from .timeline import Timeline
 from .told import NEVER_STARTED, Series, Told, sum_of
@@ -47,6 +49,8 @@ OTHER = "other"
 """The wait class that several recorded ones are added to."""
 
 _GZIP = b"\x1f\x8b"
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+_BEGINNING_BYTES = 4096
 _EPSILON = 1e-6
 """Seconds: decimal fractions are no binary ones."""
 
@@ -71,9 +75,16 @@ def replay(files: Sequence[str], config: Config | None, frameworks: Frameworks, 
 
 def replay_file(file: str, config: Config | None, frameworks: Frameworks) -> Json:
     """The verdicts of one recording.  InputError names file and line of the first mistake."""
-    talkative = told_servers(lines_of(file))
-    reader = Reader(file, known_names(read_signals(), derived_signals()))
-    return {"file": file, "servers": replay_lines(reader.read(lines_of(file)), talkative, config, frameworks)}
+    known = known_names(read_signals(), derived_signals())
+    answer = read_answer(file)
+    lines = None if answer is None else rebuilt(_scrapes(file, answer), known, collectors())
+    talkative = told_servers(lines_of(file) if lines is None else lines)
+    records = Reader(file, known).read(lines_of(file) if lines is None else lines)
+    return {"file": file, "servers": replay_lines(records, talkative, config, frameworks)}
+
+
+def _scrapes(file: str, answer: bytes) -> list[Scrape]:
+    return scrapes_of(file, answer, {signal.name: signal for signal in all_signals()})
 
 
 def replay_lines(
@@ -95,21 +106,45 @@ def replay_lines(
 def lines_of(file: str) -> Iterator[bytes]:
     """The lines of a recording, unpacked.  InputError when it cannot be read, or is cut off."""
     number = 0
-    try:
-        with ExitStack() as stack:
-            kind = os.stat(file).st_mode
-            if not stat.S_ISREG(kind):
-                what = "a directory" if stat.S_ISDIR(kind) else "no regular file"
-                raise InputError(file, 0, "", f"is {what}; a recording (.jsonl or .jsonl.gz) is needed")
-            raw = stack.enter_context(open(file, "rb"))
-            is_packed = raw.peek(2)[:2] == _GZIP
-            stream = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
+    with _opened(file) as stream:
+        try:
             while line := stream.readline(LONGEST_LINE_BYTES + 1):
                 number += 1
                 yield line
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        problem = "the packed data is damaged or cut off here; `gzip -dc FILE` shows what is before it"
-        raise InputError(file, number + 1, "", problem) from None
+        except _DAMAGED:
+            problem = "the packed data is damaged or cut off here; `gzip -dc FILE` shows what is before it"
+            raise InputError(file, number + 1, "", problem) from None
+
+
+def read_answer(file: str) -> bytes | None:
+    """The file, unpacked, when it is an answer of Prometheus and no recording."""
+    with _opened(file) as stream:
+        try:
+            beginning = stream.read(_BEGINNING_BYTES)
+        except _DAMAGED:
+            return None  # who reads it line by line says where
+        if not is_answer(beginning):
+            return None
+        try:
+            answer = beginning + stream.read(LARGEST_ANSWER_BYTES)
+        except _DAMAGED:
+            raise InputError(file, 0, "", "the packed data is damaged or cut off") from None
+    if len(answer) > LARGEST_ANSWER_BYTES:
+        raise InputError(file, 0, "", f"is larger than {LARGEST_ANSWER_BYTES >> 20} MiB: ask for a shorter time")
+    return answer
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    """A file, unpacked while it is read."""
+    try:
+        kind = os.stat(file).st_mode
+        if not stat.S_ISREG(kind):
+            what = "a directory" if stat.S_ISDIR(kind) else "no regular file"
+            raise InputError(file, 0, "", f"is {what}; a recording (.jsonl or .jsonl.gz) is needed")
+        with open(file, "rb") as raw:
+            is_packed = raw.peek(2)[:2] == _GZIP
+            yield cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if is_packed else raw
     except OSError as error:
         raise InputError(file, 0, "", f"cannot be read: {error.strerror}") from None
 
