@@ -28,6 +28,7 @@ from stallwatch.model import (
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.logs import collector, hits, past
 from stallwatch.sources.logs.collector import CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
+from stallwatch.sources.logs.followed import MUCH_BYTES, RESTS
 from stallwatch.sources.logs.lines import Hit
 from stallwatch.sources.logs.places import GONE_LOOKS, LOOK_SECONDS
 
@@ -250,6 +251,57 @@ def test_once_the_server_is_ready_no_line_is_novel(node: Node) -> None:
     node.write("and another one of which nobody knows\n")
 
     assert events(node.read()) == []
+
+
+BUSY = "[2026-06-02 08:00:10] x\n" * (MUCH_BYTES // 24 + 1)
+
+
+def lines_read(node: Node) -> list[float]:
+    """Lines of the log as of the next turns, in each of which one is written."""
+    counts = []
+    for _ in range(RESTS + 1):
+        node.write("one\n")
+        (count,) = values(node.read(), "log_lines_total").values()
+        assert isinstance(count, float)
+        counts.append(count)
+    return [count - counts[0] for count in counts]
+
+
+def test_a_busy_log_of_a_server_that_serves_is_read_in_one_turn_of_several(node: Node) -> None:
+    """Of 64 such logs most of the cost is to go to each of them, not what is read."""
+    node.ready = frozenset(("sglang-30000",))
+    node.read()
+    node.write(BUSY)
+    node.read()
+
+    assert lines_read(node) == [0.0] * RESTS + [RESTS + 1.0]
+
+
+@pytest.mark.parametrize(("ready", "text"), [(False, BUSY), (True, "a line\n")], ids=["it starts", "it says little"])
+def test_any_other_log_is_read_in_every_turn(ready: bool, text: str, node: Node) -> None:
+    node.ready = frozenset(("sglang-30000",) if ready else ())
+    node.read()
+    node.write(text)
+    node.read()
+
+    assert lines_read(node) == [float(number) for number in range(RESTS + 1)]
+
+
+def test_a_busy_log_is_read_at_once_when_its_folder_changes_and_when_its_server_is_gone(node: Node) -> None:
+    """It may be moved, or emptied, this moment; and the last words of a server are wanted."""
+    node.ready = frozenset(("sglang-30000",))
+    node.read()
+    node.write(BUSY)
+    node.read()
+
+    node.write("[2026-06-02 08:00:20] one\n")
+    node.source.folder_changed()
+    told = values(node.read(), "log_lines_total")[("stdout",)]
+    node.write("[2026-06-02 08:00:10 TP0] Scheduler hit an exception: Traceback\n")
+    last_words = events(node.read(replace(node.server, name="another", logs=())))
+
+    assert told == 2 + BUSY.count("\n")
+    assert [event.event for event in last_words] == ["fatal"]
 
 
 def test_the_last_words_of_a_server_that_is_gone_are_still_heard(node: Node) -> None:

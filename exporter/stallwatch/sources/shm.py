@@ -32,8 +32,8 @@ SHM_ORPHAN = Signal(
 )
 
 LOOK_SECONDS = 60.0
-SHARE = 200.0
-"""A look that took so much CPU time is followed by that many times as long without one: 0.5 % of a core at most."""
+SHARE = 500.0
+"""A look that took so much CPU time is followed by that many times as long without one: 0.2 % of a core at most."""
 TURN_SECONDS = 0.25
 """How long a turn waits for an answer; one that comes later is taken at the next turn."""
 GIVE_UP_SECONDS = LONGEST_SECONDS + 10.0

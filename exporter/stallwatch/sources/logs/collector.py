@@ -74,7 +74,8 @@ class Logs:
         self._limits = host.config.limits
         self._frameworks = {framework.name: framework for framework in host.frameworks}
         self._servers: dict[str, ServerLogs] = {}
-        self._watch = FolderWatch(lambda: self.wake() if self.wake is not None else None)
+        self._watch = FolderWatch(self.folder_changed)
+        self._changes = self._changes_seen = 0  # of folders of followed logs
         self._proc = os.path.join(str(host.proc), "")
         self._root = str(host.root)
         self._guards = Guards(Mounts(str(host.proc)), host.read_deadline_seconds)
@@ -94,16 +95,23 @@ class Logs:
         is not read to its end yet (`timeout`), so that its counters begin with the whole history.
         """
         self._now = now
+        news = self._changes_seen != (changes := self._changes)
+        self._changes_seen = changes
         self._guards.mounts.refresh(now.monotonic)
         present = {server.name for server in scene.servers}
         refused, self._refused = self._refused, set()
         for server in scene.servers:
-            yield from self._read_server(server, server.name in scene.ready, now)
+            yield from self._read_server(server, server.name in scene.ready, news, now)
         for name in [name for name in self._servers if name not in present]:
             yield from self._last_words(name, now)
         self.dropped_logs += len(self._refused - refused)
         self.past.note(self._servers, now)
         self._look_out()
+
+    def folder_changed(self) -> None:
+        self._changes += 1
+        if self.wake is not None:
+            self.wake()
 
     def close(self) -> None:
         self._watch.close()
@@ -113,7 +121,8 @@ class Logs:
 
     # --- one server --------------------------------------------------------------------------------------
 
-    def _read_server(self, server: Server, ready: bool, now: Moment) -> Iterator[Observation]:
+    def _read_server(self, server: Server, ready: bool, news: bool, now: Moment) -> Iterator[Observation]:
+        """`news`: a folder changed, it may be one of its logs."""
         logs = self._servers.get(server.name) or self._begin(server)
         logs.server, logs.absent_turns = server, 0
         yield from self._arrange(logs, server, now.monotonic)
@@ -121,15 +130,19 @@ class Logs:
             if ready:
                 log.be_ready()
             self.past.open(logs, log)
+            if log.rests() and not news:
+                yield from log.last_readings
+                continue
+            logs.last_counts = ()
             yield from self._read_log(log, server.name, now)
-            yield from self._log_readings(log, server.name, logs.before.get(log.place.name, NOTHING))
+            log.rest(ready)
+            log.last_readings = tuple(self._log_readings(log, server.name, logs.before.get(log.place.name, NOTHING)))
+            yield from log.last_readings
         if any(log.catching_up for log in logs.logs.values()):
             return  # a part of the history now would be a step later
-        events, errors = logs.totals()
-        for event in EVENTS:
-            yield _again(logs.told, event, LOG_EVENTS, float(events.get(event, 0)), server.name, event)
-        for kind in ERROR_KINDS:
-            yield _again(logs.told, f"error {kind}", LOG_ERRORS, float(errors.get(kind, 0)), server.name, kind)
+        if not logs.last_counts:
+            logs.last_counts = tuple(_counts(logs, server.name))
+        yield from logs.last_counts
 
     def _begin(self, server: Server) -> ServerLogs:
         logs = ServerLogs(server, server.root, LogPlaces(self._limits.logs, self._far))
@@ -194,6 +207,7 @@ class Logs:
         logs.absent_turns += 1
         for log in logs.logs.values():
             yield from self._read_log(log, name, now)
+            log.rest(False)  # should the server come again, its log is read
             if logs.absent_turns >= LAST_WORDS_READS:
                 yield from self._tell(log, name, log.finish(), now)
         if logs.absent_turns >= LAST_WORDS_READS:
@@ -258,6 +272,15 @@ class Logs:
             near = [log.place.path for log in followed if isinstance(log.tail, LogTail) and log.tail.far_mount is None]
             paths = [path for path in near if not path.startswith(self._proc)]
             self._watch.watch({os.path.dirname(path) for path in paths})
+
+
+def _counts(logs: ServerLogs, server: str) -> Iterator[Reading]:
+    """What was counted in all logs of a server."""
+    events, errors = logs.totals()
+    for event in EVENTS:
+        yield _again(logs.told, event, LOG_EVENTS, float(events.get(event, 0)), server, event)
+    for kind in ERROR_KINDS:
+        yield _again(logs.told, f"error {kind}", LOG_ERRORS, float(errors.get(kind, 0)), server, kind)
 
 
 def _again(told: dict[str, Reading], key: str, signal: Signal, value: float, *labels: str) -> Reading:

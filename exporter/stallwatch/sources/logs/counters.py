@@ -139,6 +139,16 @@ def sum_of(counts: Counts, before: Counts | None) -> Counts:
     return counts if before is None else tuple(map(add, counts, before))
 
 
+def counted(tail: LogTail | JournalTail, voices: Mapping[str, Voice], before: Before | None) -> LogCounts:
+    """What was counted of a log so far, with what was `before` it was opened."""
+    if before is None and len(voices) == 1:  # nearly always; and it is asked for in every turn
+        ((stream, voice),) = voices.items()
+        return LogCounts({stream: counts_of(tail, voice)}, _some(voice.scanner.events), _some(voice.scanner.errors))
+    both = Before.of(before.counts()) if before is not None else Before()
+    both.add(tail, voices)
+    return both.counts()
+
+
 def sharing(row: LogSums, before: LogSums) -> LogSums:
     """The row with the parts that are as before: many turns are kept."""
     events, errors = before.counts.events, before.counts.errors

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator
 
-from ...model import LogPlace, LogSums
+from ...model import LogPlace, LogSums, Reading
 from .counters import Before, Voice
 from .decode import Part, StreamUnwrapper
 from .earlier import CHUNK_BYTES, Earlier, read_earlier
 from .journal import JournalTail
 from .lines import Batch, LogScanner
 from .tail import LogTail
+
+MUCH_BYTES = 4096
+RESTS = 4
+"""A log of a server that serves rests so many turns after one that read so much: reading it costs much the same however
+much there is, and such a log says the same again and again.  Its fatal line may come as much later as the end of a
+process does anyway."""
 
 Heard = tuple[Voice, Batch]
 
@@ -39,6 +45,7 @@ class FollowedLog:
         self.is_known = False  # whether the file is the one that was followed then
         self.is_certain = True  # whether it is known where that reading ended, or that its file is gone
         self.noted: tuple[tuple[object, ...], LogSums] | None = None
+        self.keys: tuple[tuple[object, ...], str, str] | None = None  # hashes of the log and of its file, and of which
         self.earlier: list[Earlier] | None = None  # files of before that are still to be read; None = not looked for
         self._make_scanner, self._name_of = make_scanner, name_of
         self._unwrapper = StreamUnwrapper()
@@ -48,6 +55,9 @@ class FollowedLog:
         self._truncations = 0
         self._caught_up = False
         self._pending: list[Heard] = []
+        self.last_readings: tuple[Reading, ...] = ()  # of the turn that read it last
+        self._rests = 0  # turns for which it is left alone
+        self._rested_at = 0  # bytes read when that was decided last
         if isinstance(tail, LogTail):
             tail.boundary = self._at_boundary
 
@@ -82,6 +92,16 @@ class FollowedLog:
     def is_silent(self) -> bool:
         """Whether it is not known to be this server's: a unit that never wrote to the journal."""
         return isinstance(self.tail, JournalTail) and not self.tail.heard
+
+    def rests(self) -> bool:
+        """Whether this turn goes by without it."""
+        self._rests -= self._rests > 0
+        return self._rests > 0
+
+    def rest(self, serves: bool) -> None:
+        """Behind a turn in which it was read.  `serves`: its server is ready."""
+        read, self._rested_at = self.tail.bytes_read - self._rested_at, self.tail.bytes_read
+        self._rests = RESTS + 1 if serves and read >= MUCH_BYTES and self._caught_up and not self.is_behind else 0
 
     def be_ready(self) -> None:
         for voice in self.voices.values():

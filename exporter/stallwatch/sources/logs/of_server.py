@@ -28,10 +28,12 @@ class ServerLogs:
     given_up: Before = field(default_factory=Before)  # events of places that are no more
     unclaimed: dict[str, LogSums] = field(default_factory=dict)
     absent_turns: int = 0
+    last_counts: tuple[Reading, ...] = ()  # of all logs as they were read last; empty = to be made anew
     told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn: event or kind -> its own
 
     def drop(self, name: str) -> None:
         """Close a log; what it counted stays counted."""
+        self.last_counts = ()
         log = self.logs.pop(name)
         if log.sums is not None:
             self.unclaimed[log.sums.key] = log.sums
@@ -42,6 +44,7 @@ class ServerLogs:
 
     def give_up(self, name: str) -> None:
         """Nobody will ask for this log again; its events stay counted."""
+        self.last_counts = ()
         if (before := self.before.pop(name, None)) is not None:
             self.given_up.events.update(before.events)
             self.given_up.errors.update(before.errors)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from ...model import LogSums, Server
 from .. import Moment
-from .counters import ALL, Before, sharing
+from .counters import ALL, Before, counted, sharing
 from .earlier import Earlier, earlier_files, in_line, is_runtimes, moved_aside, read_earlier
 from .followed import FollowedLog
 from .guard import Guards, Questions
@@ -172,10 +172,11 @@ class Past:
         tail, file, server = log.tail, log.tail.identity, logs.server
         stamp = server.root, file, log.marked, tail.bytes_read, tail.rotations, tail.truncations, tail.errors
         if log.noted is None or log.noted[0] != stamp:
-            both = Before.of(before.counts()) if before is not None else Before()
-            both.add(log.tail, log.voices)
-            place = (key_of(server, name, *file), *log.marked) if file is not None else ("", 0, "")
-            row = LogSums(key_of(server, name), *place, both.counts())
+            if log.keys is None or log.keys[0] != stamp[:2]:
+                position = key_of(server, name, *file) if file is not None else ""
+                log.keys = stamp[:2], key_of(server, name), position
+            place = (log.keys[2], *log.marked) if file is not None else ("", 0, "")
+            row = LogSums(log.keys[1], *place, counted(log.tail, log.voices, before))
             log.noted = stamp, row if log.noted is None else sharing(row, log.noted[1])
         return log.noted[1]
 

@@ -57,6 +57,8 @@ class LogPlaces:
         self._covered: set[str] = set()  # patterns that found files of other places
         self._patterns: tuple[LogPlace, ...] = ()
         self._looked_at = float("-inf")
+        self._asked: tuple[LogPlace, ...] = ()
+        self._answer: tuple[LogPlace, ...] = ()  # to the places that were asked for last
         self.given_up: tuple[str, ...] = ()
 
     def files(self, places: Sequence[LogPlace], at: float) -> tuple[LogPlace, ...]:
@@ -65,15 +67,18 @@ class LogPlaces:
         By `timeout` while it is not known what it finds, or whether it is a folder.
         One file more than allowed is told of, so that the excess shows.  `at` in monotonic seconds.
         """
-        is_due = at - self._looked_at >= LOOK_SECONDS
+        is_due, self.given_up = at - self._looked_at >= LOOK_SECONDS, ()
+        asked = tuple(places)
+        if not is_due and asked == self._asked and not any(self._far.values()):
+            return self._answer
         if is_due:
             self._looked_at, self._far = at, {}
         patterns = tuple(place for place in places if self._is_pattern(place, is_due))
-        self.given_up = ()
         if patterns != self._patterns or (patterns and is_due):
             self._patterns, self._looked_at = patterns, at
             self._look([place for place in places if place not in patterns])
-        return tuple(file for place in places for file in self._of(place))
+        self._asked, self._answer = asked, tuple(file for place in places for file in self._of(place))
+        return self._answer
 
     def _of(self, place: LogPlace) -> Iterator[LogPlace]:
         if place not in self._patterns:
