@@ -1,7 +1,7 @@
 """Every process of the node, kept between looks: who is new, who is gone, what its command line said.
 
 Looking is cheap because it is mostly not done: the listing is skipped while the kernel's fork counter stands,
-and only young processes are read again (a process may still exec or set its title).
+only young processes are read again (a process may still exec or set its title), and from time to time those that ran.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Known:
     command: Command | None = None
     command_read: float = 0.0
     failures: int = 0  # readings in a row that hung or failed
+    clock: int | None = None  # its CPU time just before stat was read
     _read_as: tuple[str, int] = ("", 0)  # comm and stack when the command line was read
 
     @property
@@ -123,10 +124,18 @@ class ProcessTable:
             self._refresh(pid, now)
         if full:
             self._full_look = now
-            for pid in tuple(self._known):
-                self._refresh(pid, now)
+            for known in tuple(self._known.values()):
+                if not self._stood_still(known):
+                    self._refresh(known.stat.pid, now)
+
+    def _stood_still(self, known: Known) -> bool:
+        """Whether stat would say the same: no thread of it ran, and it was not left to another parent."""
+        parent = self._known.get(known.stat.ppid)
+        is_there = parent is not None and parent.stat.start_ticks <= known.stat.start_ticks
+        return is_there and known.clock is not None and known.clock == self._proc.cpu_clock(known.stat.pid)
 
     def _refresh(self, pid: int, now: float) -> None:
+        clock = self._proc.cpu_clock(pid)
         stat = self._proc.stat(pid)
         if stat is None:
             self._known.pop(pid, None)
@@ -136,11 +145,11 @@ class ProcessTable:
             return
         known = self._known.get(pid)
         if known is not None and known.id == stat.id:
-            known.stat = stat
+            known.stat, known.clock = stat, clock
             return
         owner = self._proc.owner(pid)
         if owner is not None:
-            self._known[pid] = Known(stat, now, owner)
+            self._known[pid] = Known(stat, now, owner, clock=clock)
             self._young.add(pid)
 
     def read_commands(self, wanted: Callable[[Known], bool], now: float) -> None:
