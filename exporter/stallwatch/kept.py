@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -209,18 +209,30 @@ Seal = Callable[..., str]
 
 def plain(value: Any) -> Any:
     """Numbers, words and lists of a value.  Words that are of no closed set are left out."""
-    if is_dataclass(value):
-        kept = {name: getattr(value, name) for name in CARRIED[type(value)]}
+    kind = type(value)
+    if kind is float:
+        return _finite(value)
+    if kind in _ITSELF:
+        return value
+    if (names := CARRIED.get(kind)) is not None:
+        kept = {name: getattr(value, name) for name in names}
         return {name: plain(_condensed(name, each)) for name, each in kept.items() if not _is_infinite(each)}
+    if isinstance(value, str):
+        return value if _is_word(value) else ""
     if isinstance(value, Mapping):
         return [[plain(key), plain(each)] for key, each in value.items() if is_closed(key)]
     if isinstance(value, frozenset | set):
         return sorted(plain(each) for each in value if is_closed(each))
-    if isinstance(value, list | tuple | deque):
-        return [plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    return [plain(each) for each in value]
+
+
+_ITSELF = frozenset((int, bool, type(None)))
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
         raise ValueError("no finite number")
-    return value if not isinstance(value, str) or _is_word(value) else ""
+    return value
 
 
 def _is_infinite(value: Any) -> bool:
@@ -234,6 +246,7 @@ def is_closed(value: Any) -> bool:
     return not isinstance(value, str) or _WORD.fullmatch(value) is not None
 
 
+@lru_cache(maxsize=1024)
 def _is_word(value: str) -> bool:
     return bool(_WORD.fullmatch(value) or _RELEASE.fullmatch(value))
 

@@ -24,6 +24,7 @@ MOST_WAITING = 32
 """Results that may wait for the daemon; then the source pauses."""
 
 URGENT_EVENTS = frozenset(("fatal", "shutdown", "ready"))
+_DEATHS = frozenset((signals.RANK_ALIVE.name, signals.SERVER_ALIVE.name))
 
 T = TypeVar("T")
 
@@ -57,8 +58,7 @@ def is_urgent(result: Result) -> bool:
     """A certain sign ticks at once: a death, a fatal line, an orderly end, ready."""
     if any(event.event in URGENT_EVENTS for event in result.events):
         return True
-    deaths = (signals.RANK_ALIVE, signals.SERVER_ALIVE)
-    return any(reading.value == 0 and reading.signal in deaths for reading in result.readings)
+    return any(reading.value == 0 and reading.signal.name in _DEATHS for reading in result.readings)
 
 
 class Poller:
@@ -156,8 +156,7 @@ class Poller:
         cpu = time.thread_time()
         seen: list[Observation] = []
         try:
-            for observation in self.source.read(self._scene(), Moment(started, self._wall())):
-                seen.append(observation)  # what came before a failure is kept
+            seen.extend(self.source.read(self._scene(), Moment(started, self._wall())))  # up to a failure, too
             result = sort(self.source.name, seen, started, self._monotonic)
         except Exception as error:  # the one broad catch: a broken source must not stop the others
             result = self._failed(error, seen, started)
