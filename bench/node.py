@@ -37,7 +37,6 @@ from stallwatch.frameworks import load_frameworks
 SERVERS, LOGS, CARDS, PROCESSES = 8, 8, 8, 2000
 BYTES_PER_SECOND, WRITES_PER_SECOND = 1_000_000, 4
 SETTLE_SECONDS, SCRAPE_SECONDS = 60.0, 15.0
-PORT_OF_SERVER = 31778
 EXPORTERS = {"node-exporter": "prometheus-node-exporter"}
 
 
@@ -100,7 +99,7 @@ def configure(folder: Path, stack: ExitStack) -> tuple[Path, list[Path]]:
 
 def start_load(folder: Path, stack: ExitStack) -> tuple[Path, list[Path], StandIn]:
     cards = StandIn(folder, build(folder), count=CARDS)
-    command = [sys.executable, "-m", "stallwatch.drill.standin", "serving", "--port", str(PORT_OF_SERVER)]
+    command = [sys.executable, "-m", "stallwatch.drill.standin", "serving", "--port", str(free_port())]
     more = ["--for", "30m", "--cards", str(folder)]
     server = subprocess.Popen([*command, *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.callback(server.wait, 20)
