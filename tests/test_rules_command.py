@@ -39,7 +39,7 @@ ANOTHER: dict[str, tuple[str, str]] = {
     "driver_call": ("2m", "stallwatch_gpu_call_in_flight_seconds > 120"),
     "collector_call": ("5m", "stallwatch_collector_in_flight_seconds > 300"),
     "collector_silence": ("10m", "_success_timestamp_seconds > 600"),
-    "stale_after": ("5m", "offset 5m"),
+    "stale_after": ("7m", "offset 7m"),
     "raw_silence": ("30m", "_silence_seconds) > 1800"),
     "raw_memory": ("8GiB", "> 8 * 2^30"),
 }

@@ -101,14 +101,14 @@ each_file = pytest.mark.parametrize("path", sorted({firing.file for firing in FI
 NAMES = {file.name: [rule.name for rule in file.alerts()] for file in rule_files((*DEFAULT_FILES, *OPTIONAL_FILES))}
 
 
-def promtool(folder: Path, disturbed: Iterable[tuple[Firing, Mapping[str, Any]]]) -> tuple[int, str]:
+def promtool(folder: Path, disturbed: Iterable[tuple[Firing | Silence, Mapping[str, Any]]]) -> tuple[int, str]:
     """Exit status and output for these tests.  Each alert is alone in its rule file: the others only cost time."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
     of_alert: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for firing, test in disturbed:
-        of_alert.setdefault((firing.rules, firing.alert), []).append(test)
+    for asked, test in disturbed:
+        of_alert.setdefault((asked.rules, asked.alert), []).append(test)
     paths = []
     for (rules, alert), tests in of_alert.items():
         (alone,) = rule_files((rules,), without=[name for name in NAMES[rules] if name != alert])
@@ -148,6 +148,61 @@ def test_an_exporter_that_is_restarted_neither_ends_an_alert_nor_begins_it_anew(
     assert status == 0, output
 
 
+class Silence(NamedTuple):
+    """A promtool test in which an alert is asked for and never fires, and the last moment at which it is asked for."""
+
+    file: Path
+    rules: str
+    test: Mapping[str, Any]
+    alert: str
+    seconds: int
+
+
+def silences() -> Iterator[Silence]:
+    for path in TESTS:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rules = Path(document["rule_files"][0]).name
+        for test in document["tests"]:
+            cases = test.get("alert_rule_test", ()) if "silent" in test["name"] else ()
+            fired = {case["alertname"] for case in cases if case.get("exp_alerts")}
+            for alert in sorted({case["alertname"] for case in cases} - fired):
+                asked = [parse_seconds(case["eval_time"]) for case in cases if case["alertname"] == alert]
+                yield Silence(path, rules, test, alert, max(asked))
+
+
+NEWS_AFTER_A_RESTART = ("InferenceServerAbsent",)
+"""Of a server that ended before it, an exporter that keeps no state does not know that it was ever there."""
+
+SILENCES = list(silences())
+CALM = [silence for silence in SILENCES if silence.alert not in NEWS_AFTER_A_RESTART]
+
+
+def silent_over_a_restart(silence: Silence, at: int) -> dict[str, Any]:
+    alerts = f'ALERTS{{alertname="{silence.alert}",alertstate="firing"}}'
+    return {
+        "name": f"{silence.test['name']}, restarted at sample {at}",
+        "interval": f"{STEP}s",
+        "input_series": [restarted(series, at) for series in silence.test["input_series"]],
+        "promql_expr_test": [
+            {"expr": f"count_over_time({alerts}[1d])", "eval_time": f"{silence.seconds}s", "exp_samples": []}
+        ],
+    }
+
+
+@pytest.mark.parametrize("path", sorted({each.file for each in CALM}), ids=lambda path: path.name)
+def test_an_exporter_that_is_restarted_and_counts_anew_begins_no_alert(path: Path, tmp_path: Path) -> None:
+    """Once early and once late: a counter that falls, and series that come back, are no news by themselves."""
+    tests = [
+        (silence, silent_over_a_restart(silence, max(1, silence.seconds * share // (3 * STEP))))
+        for silence in CALM
+        if silence.file == path
+        for share in (1, 2)
+    ]
+    status, output = promtool(tmp_path, tests)
+
+    assert status == 0, output
+
+
 def without(firing: Firing, metric: str) -> dict[str, Any]:
     kept = [series for series in firing.test["input_series"] if series["series"].partition("{")[0] != metric]
     return {
@@ -176,6 +231,7 @@ def test_a_text_has_no_hole_where_a_metric_is_missing(path: Path, tmp_path: Path
 
 
 def test_every_alert_is_disturbed() -> None:
+    assert {silence.alert for silence in SILENCES} == {firing.alert for firing in FIRINGS}
     assert {firing.alert for firing in FIRINGS} == {name for names in NAMES.values() for name in names}
 
 
