@@ -23,7 +23,7 @@ PURPLE = steps((1, "purple"))
 
 LINK_SOURCE = "var-datasource=${datasource}"
 LINK_NODE = f"{LINK_SOURCE}&var-job=${{job}}&var-instance=${{instance}}"
-LINK_ROW = f"{LINK_SOURCE}&var-job=${{__data.fields.job}}&var-instance=${{__data.fields.Node}}"
+LINK_ROW = f"{LINK_SOURCE}&var-job=${{__data.fields.Job}}&var-instance=${{__data.fields.Node}}"
 
 JOBS = Variable("job", "job", NOW, several=True)
 ONE_JOB = Variable("job", "job", NOW, several=False)

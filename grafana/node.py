@@ -276,7 +276,7 @@ NODE_DASHBOARD = Dashboard(
                     "Processes killed for want of memory since boot, and processes that may belong to a server and "
                     "cannot be read.",
                     (
-                        Query("stallwatch_node_oom_kills_total{@}", "killed"),
+                        Query("stallwatch_node_oom_kills_total{@}", "killed since boot"),
                         Query("stallwatch_unidentified_processes{@}", "cannot be read"),
                     ),
                     8,
