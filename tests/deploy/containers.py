@@ -51,12 +51,13 @@ def base(folder: Path) -> str:
     return BASE
 
 
-def build(on: str) -> str:
-    """The image of this tree, as the Dockerfile says."""
+def build(on: str, folder: Path) -> str:
+    """The image of this tree, as the Dockerfile says.  pip trusts whom this machine trusts."""
+    settings = folder / "pip.conf"
+    settings.write_text(f"[global]\ncert = {CERTIFICATES}/ca-certificates.crt\n")
     words = ["bud", "--isolation", "chroot", "--pull-never", "--format", "docker", "--quiet", "-t", IMAGE]
-    words += ["--build-arg", f"BASE={on}", "--build-arg", "REVISION=trial", "-v", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
-    for name in ("PIP_CERT", "PIP_INDEX_URL"):
-        words += ["--env", f"{name}={os.environ[name]}"] if name in os.environ else []
+    words += ["--build-arg", f"BASE={on}", "--build-arg", "REVISION=trial"]
+    words += ["-v", f"{CERTIFICATES}:{CERTIFICATES}:ro", "-v", f"{settings}:/etc/pip.conf:ro"]
     buildah(*words, str(ROOT))
     return IMAGE
 

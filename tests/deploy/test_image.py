@@ -29,8 +29,9 @@ PROCESSES = "/host/proc"
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("base")
     try:
-        return build(base(tmp_path_factory.mktemp("base")))
+        return build(base(folder), folder)
     except CannotBuildError as error:
         pytest.skip(f"no image can be built here: {error}")
 
@@ -53,6 +54,8 @@ def test_it_says_what_it_is_and_how_it_does(image: str) -> None:
     config = inspect(image)
 
     assert config["User"] == "65532:65532"
+    variables = {variable.partition("=")[0] for variable in config["Env"]}
+    assert variables == {"PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
     assert (config["Entrypoint"], config["Cmd"]) == ([ENTER], ["serve"])
     assert list(config["ExposedPorts"]) == ["10077/tcp"]
     assert config["Healthcheck"]["Test"][-1] == "/opt/stallwatch/lib/healthy.py"
