@@ -98,6 +98,12 @@ from stallwatch.heartbeat import Heartbeat, Notifier
 if sys.argv[1] == "silenced":
     logging.getLogger().addHandler(handler := logging.StreamHandler())
     handler.acquire()  # the thread that is stuck holds the log
+begin = threading.Thread.start
+def start(thread):
+    if sys.argv[1] == "limited" and thread.name == "last-words":
+        raise RuntimeError("can't start new thread")
+    begin(thread)
+threading.Thread.start = start
 beating = Heartbeat(Notifier({}), lambda: 0.01, shortest_look=0.05)
 beating.start()
 def tick():
@@ -113,7 +119,12 @@ tick()
 
 @pytest.mark.parametrize(
     ("how", "status", "said"),
-    [("stuck", STUCK_STATUS, "in tick"), ("silenced", STUCK_STATUS, ""), ("well", 0, "")],
+    [
+        ("stuck", STUCK_STATUS, "in tick"),
+        ("silenced", STUCK_STATUS, ""),
+        ("limited", STUCK_STATUS, ""),
+        ("well", 0, ""),
+    ],
 )
 def test_a_process_whose_tick_is_stuck_ends_and_says_where(how: str, status: int, said: str) -> None:
     done = subprocess.run([sys.executable, "-c", STUCK, how], capture_output=True, text=True, timeout=60)

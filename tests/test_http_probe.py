@@ -155,3 +155,16 @@ def test_a_name_that_does_not_exist_is_left_out() -> None:
         raise OSError("unknown")
 
     assert Names(ask).look_up(["nowhere.example"], 1.0) == {}
+
+
+def test_a_name_for_which_no_thread_can_be_started_is_looked_up_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(lambda host: ["10.0.0.2"])
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limit:
+        limit.setattr(threading.Thread, "start", refuse)
+        assert names.look_up(["node.example", "::1"], 0.0) == {"::1": ("::1",)}
+
+    assert names.look_up(["node.example"], 30.0) == {"node.example": ("10.0.0.2",)}

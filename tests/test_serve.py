@@ -6,15 +6,27 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stallwatch.assembly import Settings, make_daemon
 from stallwatch.config import Config
 from stallwatch.model import Report, Verdict
-from stallwatch.serve import Keeper, Reloading, Speaker, WebSettings, _handle_signals, serve, serve_once
+from stallwatch.serve import (
+    Keeper,
+    LostThreadError,
+    Reloading,
+    Speaker,
+    WebSettings,
+    _handle_signals,
+    check_threads,
+    serve,
+    serve_once,
+)
 from stallwatch.web.published import Published
 
 SOON = 10.0
@@ -251,3 +263,41 @@ def test_nothing_is_said_of_no_server_before_anybody_looked(report: Report, caps
     health = tuple(replace(each, success=None) for each in report.health)
 
     assert said(Speaker(), replace(report, servers=(), health=health), capsys) == []
+
+
+def test_a_reload_for_which_no_thread_can_be_started_is_refused_and_ends_nothing(
+    reloading: tuple[Path, Reloading], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGHUP under a limit of processes: its handler interrupts the tick, and what it raises would end us."""
+    _, reload = reloading
+
+    with monkeypatch.context() as limit:
+        limit.setattr(threading.Thread, "start", no_thread)
+        reload.reload_in_background()
+
+    assert [record.message for record in caplog.records] == ["configuration not reloaded"]
+    assert reload._daemon.tick().config_reload[0] is False
+    assert reload.reload() is None
+    assert reload._daemon.tick().config_reload[0] is True
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+# --- threads ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "is_running", "expected"),
+    [(False, True, None), (True, True, "processes"), (False, False, "http"), (True, False, "processes http")],
+)
+def test_a_thread_that_is_lost_ends_the_tick(
+    is_lost: bool, is_running: bool, expected: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    poller = SimpleNamespace(source=SimpleNamespace(name="processes"), is_lost=is_lost)
+    daemon, http = SimpleNamespace(pollers=(poller,)), SimpleNamespace(is_running=is_running)
+    with pytest.raises(LostThreadError) if expected else nullcontext():
+        check_threads(daemon, http)  # type: ignore[arg-type]  # as much of them as is looked at
+
+    assert [record.__dict__["threads"] for record in caplog.records] == ([expected] if expected else [])

@@ -603,6 +603,20 @@ def test_a_reload_that_hangs_holds_up_nothing_else(serve: Serve) -> None:
         assert first.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_reload_for_which_no_thread_can_be_started_is_refused_and_the_next_one_done(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = serve(reload=lambda: None)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limit:
+        limit.setattr(threading.Thread, "start", refuse)
+        assert ask(running, "/-/reload", "POST")[0] == 503
+    assert ask(running, "/-/reload", "POST")[0] == 200
+
+
 def test_a_bug_in_rendering_is_a_500(serve: Serve, report: Report, clock: Clock) -> None:
     broken = Published(TICK, clock)
     broken.publish(replace(report, readings=(LEVEL.read(1.0, "one", "label too many"),)))

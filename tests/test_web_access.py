@@ -9,6 +9,7 @@ import logging
 import shutil
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -393,6 +394,24 @@ def test_guesses_wait_in_a_bounded_queue_and_push_nobody_out() -> None:
     assert refused == MOST_REMEMBERED
     assert checks.judge("a", "right") is None
     assert checks.turn(MOST_WAITING).count(UNAUTHORIZED) == MOST_WAITING
+
+
+def test_a_password_for_which_no_thread_can_be_started_is_asked_for_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checks = Checks(prometheus=HASH)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limit:
+        limit.setattr(threading.Thread, "start", refuse)
+        checks.ask("prometheus", "right")
+        assert [answer.status if answer else None for answer in checks.said] == [503]
+    checks.ask("prometheus", "right")
+
+    assert checks.turn(1)[1:] == [None]
+    assert checks.gate.waiting == 0
 
 
 def test_of_a_password_72_bytes_count_as_bcrypt_has_it() -> None:

@@ -108,8 +108,9 @@ class Heartbeat:
 def end_stuck() -> None:
     """End this process, whatever its threads hold: the log's lock or a full pipe must not keep it alive."""
     saying = threading.Thread(target=_last_words, name="last-words", daemon=True)
-    saying.start()
-    saying.join(LAST_WORDS_SECONDS)
+    with suppress(RuntimeError):  # a limit of processes: then without a word
+        saying.start()
+        saying.join(LAST_WORDS_SECONDS)
     os._exit(STUCK_STATUS)
 
 

@@ -22,7 +22,7 @@ from .model import Report
 from .presentation import document, verdict_line
 from .state_file import Schedule, StateWriter, open_state
 from .strict_yaml import InputError
-from .web import Access, ListenError, Published, Renewal, serve_http
+from .web import Access, HttpServer, ListenError, Published, Renewal, serve_http
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,7 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
     keeper = Keeper(state_folder, settings.procfs)
 
     def publish(report: Report) -> None:
+        check_threads(daemon, http)
         published[0].publish(report)
         speaker.hear(report)
         keeper.hear(report, daemon)
@@ -179,6 +180,20 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
     return 0
 
 
+class LostThreadError(RuntimeError):
+    """A thread we cannot do without has ended: a process that starts anew is better than half of one."""
+
+
+def check_threads(daemon: Daemon, http: HttpServer) -> None:
+    """Called by each tick, which ends with the error, and the process with it."""
+    lost = [poller.source.name for poller in daemon.pollers if poller.is_lost]
+    if not http.is_running:
+        lost.append("http")
+    if lost:
+        log.error("threads have ended: ending", extra={"threads": " ".join(lost)})
+        raise LostThreadError
+
+
 class Reloading:
     """Reads the configuration again on request; a wrong file changes nothing but is logged and exported.
 
@@ -207,7 +222,12 @@ class Reloading:
             return self._renewal.look() if self._renewal else None
 
     def reload_in_background(self) -> None:
-        threading.Thread(target=self.reload, name="reload", daemon=True).start()
+        """Never raises: the handler of a signal may interrupt the tick anywhere."""
+        try:
+            threading.Thread(target=self.reload, name="reload", daemon=True).start()
+        except RuntimeError:  # a limit of processes
+            self._daemon.reconfigure(None)
+            log.error("configuration not reloaded", extra={"problem": "no thread can be started"})
 
 
 def _handle_signals(daemon: Daemon, reload: Reloading) -> None:

@@ -1,7 +1,8 @@
 """Kills a writer of the state with SIGKILL at random moments, and reads what it left.
 
-`killed_writer.py FOLDER TIMES SEED` forks from a process that has everything imported, so that the moments fall into the work and not into a start.
-Prints how many times a document was read, and how many times a half-written file lay beside it.
+`killed_writer.py FOLDER TIMES SEED` forks from a process that has everything imported, so that the moments fall into
+the work and not into a start.  Prints how many times a document was read, and how many times a half-written file lay
+beside it.
 """
 
 from __future__ import annotations

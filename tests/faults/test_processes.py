@@ -61,8 +61,8 @@ def test_a_process_that_holds_its_mmap_lock_is_watched_all_the_same(folder: Path
                     meanwhile = exporter.rest(3.0)
             after = exporter.wait_for("the sick one", lambda page: page.value("threads", server=sick.name) == 3)
 
-    for name in (sick.name, well.name, second.name):
-        all_hold(meanwhile, lambda page, name=name: page.value("threads", server=name), f"threads of {name}")
+    names = (sick.name, well.name, second.name)
+    all_hold(meanwhile, lambda page: all(page.value("threads", server=name) for name in names), "threads of all three")
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
     all_hold(meanwhile, lambda page: page.value("process_resident_memory_bytes", server=sick.name), "its memory")
     assert "disk" in meanwhile[-1].labels("threads", "wait")

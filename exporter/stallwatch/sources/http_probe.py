@@ -283,16 +283,20 @@ class Names:
         literals = {host: (host,) for host in wanted if is_literal(host)}
         asked = [self._start(host) for host in wanted if host not in literals and host != "localhost"]
         deadline = time.monotonic() + seconds
-        for thread in asked:
+        for thread in filter(None, asked):
             thread.join(max(0.0, deadline - time.monotonic()))
         return literals | {host: self._found[host] for host in wanted if host in self._found}
 
-    def _start(self, host: str) -> threading.Thread:
+    def _start(self, host: str) -> threading.Thread | None:
+        """None while a limit of processes allows no thread: what was found before stands."""
         running = self._running.get(host)
         if running is None or not running.is_alive():
             running = threading.Thread(target=self._look_up, args=(host,), name="look-up", daemon=True)
+            try:
+                running.start()
+            except RuntimeError:
+                return None
             self._running[host] = running
-            running.start()
         return running
 
     def _look_up(self, host: str) -> None:

@@ -152,7 +152,11 @@ class Clients:
         if not self._slow.acquire(blocking=False):
             done(plain(503, "the one before has not finished"))
             return
-        threading.Thread(target=self._work, args=(make, done), name="http-slow", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, args=(make, done), name="http-slow", daemon=True).start()
+        except RuntimeError:  # a limit of processes
+            self._slow.release()
+            done(plain(503, "no thread can be started for it"))
 
     def _work(self, make: Slow, done: Callable[[Response], None]) -> None:
         response = INTERNAL_ERROR

@@ -77,19 +77,24 @@ class Gate:
     def settle(self, doubt: Doubt, settled: Settled) -> None:
         """Have the password checked; the same one of several clients once."""
         others = self._asked.get(doubt.key)
-        if others is None and len(self._asked) >= MOST_WAITING:
+        if others is None and (len(self._asked) >= MOST_WAITING or not self._is_started()):
             settled(CROWDED)
             return
         self.waiting += 1
         self._asked.setdefault(doubt.key, []).append(settled)
         if others is None:
-            self._start()
             self._queue.put(doubt)
 
-    def _start(self) -> None:
+    def _is_started(self) -> bool:
+        """Whether there is a thread that checks; False while a limit of processes allows none."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="passwords", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="passwords", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
 
     def _run(self) -> None:
         while True:
