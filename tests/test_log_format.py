@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 
+import pytest
+
+from stallwatch import log_format
 from stallwatch.log_format import Formatter
 
 MOMENT = 1_700_000_000.25
@@ -72,3 +76,69 @@ def test_a_record_without_an_exception_names_none() -> None:
     made.created, made.msecs = MOMENT, 250.0
 
     assert Formatter(False).format(made) == "ts=2023-11-14T22:13:20.250Z level=info logger=a msg=x"
+
+
+# --- what nobody catches -------------------------------------------------------------------------------------
+
+
+def raises(*_: object) -> None:
+    raise KeyError("sk-secret")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    log_format.tell_bugs()
+    return caplog
+
+
+def test_an_error_that_ends_a_thread_is_told_by_its_place(told: pytest.LogCaptureFixture) -> None:
+    thread = threading.Thread(target=raises, name="speaker")
+    thread.start()
+    thread.join()
+
+    (said,) = told.records
+    assert (said.message, said.__dict__["ended"], said.__dict__["error"]) == (
+        "a bug ended a thread",
+        "speaker",
+        "KeyError",
+    )
+    assert said.__dict__["calls"].rpartition(" ")[2].startswith("test_log_format.py:")
+    assert "sk-secret" not in Formatter(True).format(said)
+
+
+def test_a_thread_that_ends_itself_is_no_bug(told: pytest.LogCaptureFixture) -> None:
+    thread = threading.Thread(target=sys.exit)
+    thread.start()
+    thread.join()
+
+    assert told.records == []
+
+
+def test_an_error_that_ends_us_is_told_by_its_place(told: pytest.LogCaptureFixture) -> None:
+    try:
+        raises()
+    except KeyError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+    (said,) = told.records
+    assert (said.message, said.__dict__["error"]) == ("a bug ended the process", "KeyError")
+    assert "sk-secret" not in Formatter(False).format(said)
+
+
+@pytest.mark.parametrize(
+    ("level", "ours", "others"), [("debug", 10, 30), ("info", 20, 30), ("warning", 30, 30), ("error", 40, 40)]
+)
+def test_libraries_are_heard_from_warnings_on(
+    level: str, ours: int, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At less watchdog tells the paths of all that it sees."""
+    root, package = logging.getLogger(), logging.getLogger("stallwatch")
+    for logger in (root, package):
+        monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(root, "handlers", [])
+    log_format.set_up(level, "logfmt")
+
+    watchdog, daemon = logging.getLogger("watchdog.observers"), logging.getLogger("stallwatch.daemon")
+    assert (daemon.getEffectiveLevel(), watchdog.getEffectiveLevel()) == (ours, others)

@@ -34,7 +34,7 @@ class Scripted:
     name: ClassVar[str] = "node"
     signals: ClassVar[tuple[Signal, ...]] = ()
 
-    def __init__(self, *steps: Sequence[Observation] | Exception, clock: Clock | None = None) -> None:
+    def __init__(self, *steps: Sequence[Observation] | BaseException, clock: Clock | None = None) -> None:
         self.steps, self.reads, self.clock = list(steps), 0, clock
         self.moments: list[Moment] = []
         self.scenes: list[Scene] = []
@@ -46,7 +46,7 @@ class Scripted:
         self.scenes.append(scene)
         if self.clock is not None:
             self.clock.now += 0.25
-        if isinstance(step, Exception):
+        if isinstance(step, BaseException):
             raise step
         yield from step
 
@@ -327,3 +327,19 @@ def test_events_that_came_before_a_failure_are_kept_and_readings_are_not() -> No
     result = poller(Breaking([event, ALIVE])).turn()
 
     assert (result.error, result.events, result.readings, result.servers) == ("ValueError", (event,), (), None)
+
+
+def test_a_thread_that_ended_unasked_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SystemExit is not caught, as no bug would raise it; a lack of memory may strike where errors are caught."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    exits, well = poller(Scripted(SystemExit())), poller(Scripted([ALIVE]))
+    assert not exits.is_lost
+
+    for polled in (exits, well):
+        polled.start()
+    assert exits.join(SOON)
+
+    assert (exits.is_lost, well.is_lost) == (True, False)
+    well.stop()
+    assert well.join(SOON)
+    assert not well.is_lost

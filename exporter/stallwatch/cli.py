@@ -415,6 +415,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in unknown_variables(os.environ):
             print(f"stallwatch: the environment variable {name} means nothing here; is it misspelled?", file=sys.stderr)
         log_format.set_up(getattr(arguments, "log.level"), getattr(arguments, "log.format"))
+        if argv is None:
+            log_format.tell_bugs()
         status = COMMANDS[arguments.command][2](arguments)
         sys.stdout.flush()
         return status

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
+import traceback
+from types import TracebackType
 
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("logfmt", "json")
+
+log = logging.getLogger(__name__)
 
 
 class Formatter(logging.Formatter):
@@ -57,4 +62,24 @@ def set_up(level: str, log_format: str) -> None:
     handler.setFormatter(Formatter(log_format == "json"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))  # others tell paths at less
+    logging.getLogger(__package__).setLevel(level.upper())
+
+
+def tell_bugs() -> None:
+    """From now on an error that nobody catches is a line of the log, too: where it was raised, never its text."""
+
+    def in_main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        log.critical("a bug ended the process", extra=_bug(kind, trace))
+
+    def in_thread(told: threading.ExceptHookArgs) -> None:
+        if told.exc_type is not SystemExit:
+            name = told.thread.name if told.thread is not None else ""
+            log.critical("a bug ended a thread", extra={"ended": name} | _bug(told.exc_type, told.exc_traceback))
+
+    sys.excepthook, threading.excepthook = in_main, in_thread
+
+
+def _bug(kind: type[BaseException], trace: TracebackType | None) -> dict[str, str]:
+    calls = (f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in traceback.extract_tb(trace))
+    return {"error": kind.__name__, "calls": " ".join(calls)}

@@ -103,6 +103,11 @@ class Poller:
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
+    @property
+    def is_lost(self) -> bool:
+        """Its thread ended though nobody asked it to: what it raised was not to be caught, or could not be."""
+        return self._thread.ident is not None and not self._stopping and not self._thread.is_alive()
+
     def wake(self) -> None:
         """Read again now: the scene changed."""
         with self._changed:
