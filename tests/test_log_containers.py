@@ -198,10 +198,18 @@ def test_cri_o_says_where_the_file_is(tree: Tree) -> None:
     assert tree.logs.find(ID) == Found(path, "")
 
 
-def test_podman_is_known_and_no_evidence(tree: Tree) -> None:
+@pytest.mark.parametrize("storage", ["overlay", "vfs"])
+def test_podman_writes_a_file_with_the_driver_k8s_file(storage: str, tree: Tree) -> None:
+    path = tree.write(f"var/lib/containers/storage/{storage}-containers/{ID}/userdata/ctr.log")
+
+    assert tree.logs.find(ID) == Found(path, "")
+    assert tree.logs.find(OTHER) == ABSENT
+
+
+def test_podman_with_another_driver_is_known_and_no_evidence(tree: Tree) -> None:
     folder = f"var/lib/containers/storage/overlay-containers/{ID}/userdata"
     tree.write(f"{folder}/config.json", {"annotations": {"io.container.manager": "libpod"}})
-    tree.write(f"{folder}/ctr.log")
+    tree.write(f"{folder}/attach")
 
     assert tree.logs.find(ID) == Found(driver="podman")
 

@@ -1,7 +1,7 @@
 """From the id of a container to the file its runtime writes stdout and stderr to, by the files of this machine alone.
 
-Docker and nerdctl (json-file), Kubernetes with containerd, cri-o or Docker.  Every path is taken below one root.
-Drivers whose logs cannot be followed as text (Docker's `local`, remote ones, Podman's) are no evidence.
+Docker and nerdctl (json-file), Kubernetes with containerd, cri-o or Docker, Podman (k8s-file).  Every path is taken
+below one root.  Drivers that write no file of text (Docker's `local`, remote ones, the journal) are no evidence.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..runtime_folders import (
     LINKS,
     NERDCTL,
     POD_FOLDER,
+    PODMAN_ROOT,
     PODS,
     TASKS,
     docker_roots,
@@ -94,6 +95,7 @@ class ContainerLogs:
         looks: tuple[Callable[[], Found], ...] = (
             lambda: self._by_link(container),
             lambda: self._by_pod(container, pod, mountinfo),
+            lambda: self._podman(container),
             lambda: self._by_crio(container),
             lambda: self._docker(container),
             lambda: self._nerdctl(container),
@@ -143,6 +145,15 @@ class ContainerLogs:
                 return name
         match = _TERMINATION_LOG.search(mountinfo())
         return match["name"] if match else ""
+
+    def _podman(self, container: str) -> Found:
+        """The file of the driver k8s-file, of containers that run as root."""
+        for folder in self._files.names(PODMAN_ROOT):
+            if folder.endswith("-containers"):
+                found = self._file(f"{PODMAN_ROOT}/{folder}/{container}/userdata/ctr.log")
+                if found.path:
+                    return found
+        return Found()
 
     def _by_crio(self, container: str) -> Found:
         for root in CRIO_ROOTS:
