@@ -271,6 +271,19 @@ def test_series_that_are_gone_are_forgotten(report: Report) -> None:
     assert len(family.by_text) <= 40
 
 
+@pytest.mark.parametrize(
+    "values", [(1.0, 2.0, 2.0, 1.0), (float("nan"), 3.0, float("nan"), float("inf"))], ids=["numbers", "no numbers"]
+)
+def test_each_page_shows_the_value_of_its_report(values: tuple[float, ...], report: Report) -> None:
+    """The lines of values that did not change are kept."""
+    exposition = Exposition()
+    reports = [with_readings(report, [signals.CPU_SECONDS.read(each, "a", "TP0")]) for each in values]
+
+    pages = [exposition.page(each).text(openmetrics=False) for each in reports]
+
+    assert pages == [Exposition().page(each).text(openmetrics=False) for each in reports]
+
+
 def test_a_series_that_comes_back_is_shown_again(report: Report) -> None:
     exposition = Exposition()
     exposition.page(with_readings(report, [LEVEL.read(1, "a")]))

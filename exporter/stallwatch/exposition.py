@@ -396,10 +396,12 @@ def _escaped(text: str) -> str:
 
 @dataclass(slots=True)
 class _Sample:
-    """The cached text of a series up to its value, and the page it was last on."""
+    """The cached text of a series up to its value, the page it was last on, and its value and whole line there."""
 
     text: str
     page: int = 0
+    value: float | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,8 +435,10 @@ class _Family:
         if sample.page == page:
             return False
         sample.page = page
-        text = repr(+value)  # number_text, spelled out: this line runs for every sample
-        self.lines.append(sample.text + _SPECIAL_VALUES.get(text, text))
+        if sample.value != value:  # most are as they were on the page before
+            text = repr(+value)  # number_text, spelled out: this line runs for every sample
+            sample.value, sample.line = value, sample.text + _SPECIAL_VALUES.get(text, text)
+        self.lines.append(sample.line)
         return True
 
     def _learn(self, labels: tuple[str, ...]) -> _Sample:
