@@ -522,6 +522,21 @@ def test_followers_and_embedded_engines_are_ready_after_their_last_marker(facts:
     assert (run.timeline.of("s").startup.phase == "ready") is ready  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("facts", "ready"), [({"role": "embedded"}, True), ({"node_rank": 1}, True), ({}, False)])
+def test_so_they_are_when_another_server_had_its_framework_read_before(facts: dict[str, Any], ready: bool) -> None:
+    """One that was there from the beginning, and whose own time-outs were asked for."""
+    scribe = Scribe()
+    scribe.say(1.0, "load_end", "TP0")
+    scribe.looks(0.0, 20.0)
+    scribe.lines.append({"t": 6.0, "servers": [{"server": "other", "framework": "sglang", **facts, "nnodes": 2}]})
+    for t, event in ((7.0, "load_end"), (8.0, "capture_end")):
+        scribe.lines.append({"t": t, "server": "other", "event": event, "rank": "TP0"})
+
+    run, _ = scribe.play(frameworks=None)
+
+    assert (run.timeline.of("other").startup.phase == "ready") is ready  # type: ignore[union-attr]
+
+
 # --- thresholds --------------------------------------------------------------------------------------------
 
 

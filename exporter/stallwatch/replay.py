@@ -321,15 +321,20 @@ class Replay:
 
     def _know_markers(self, server: Server) -> None:
         """Followers and embedded engines are ready after the last marker of their framework."""
-        if self._frameworks is None and (server.role == "embedded" or server.node_rank > 0):
-            self._frameworks = load_frameworks()
-            self._markers.update(ready_markers(self._frameworks))
+        if server.role == "embedded" or server.node_rank > 0:
+            self._known_frameworks()
 
     def _timeouts_of(self, framework: str) -> OwnTimeouts:
         if self._timeouts is None:
-            self._frameworks = load_frameworks() if self._frameworks is None else self._frameworks
-            self._timeouts = own_timeouts(self._frameworks)
+            self._timeouts = own_timeouts(self._known_frameworks())
         return self._timeouts.get(framework, NO_TIMEOUTS)
+
+    def _known_frameworks(self) -> tuple[Framework, ...]:
+        """Whoever needs them first has them read; then their markers are known too."""
+        if self._frameworks is None:
+            self._frameworks = load_frameworks()
+            self._markers.update(ready_markers(self._frameworks))
+        return self._frameworks
 
     def _server(self, name: str) -> Told:
         if name not in self._servers:
