@@ -3,6 +3,7 @@
 #   make run ARGS='--web.listen-address 127.0.0.1:10077'    the exporter
 #   make test     unit tests                     make check    format, lint, types, alert rules
 #   make e2e      real processes and services    make bench    ratios against other exporters
+#   make deployed  packages, unit, image and chart as built and run
 #   make faults   what it watches, and what it stands on, is broken on purpose (docs/FAULTS.md)
 #   make score    docs/SCORE.md: recordings and the obvious rules, measured anew
 #   make dashboards  grafana/ and its ConfigMaps anew   make pictures    docs/pictures/ anew
@@ -17,13 +18,13 @@ PYTEST_ARGS ?=
 SCORE_ARGS ?=
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
-LINTED := exporter tests bench grafana score
+LINTED := exporter tests bench grafana score deploy
 
-.PHONY: run test check e2e faults bench score dashboards pictures browser page-pictures hardware clean help
+.PHONY: run test check e2e deployed faults bench score dashboards pictures browser page-pictures hardware clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,10p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,11p
 
 run: $(VENV)/.installed
 	$(BIN)/stallwatch serve $(ARGS)
@@ -46,6 +47,9 @@ e2e: $(VENV)/.installed-test
 
 faults: $(VENV)/.installed-test
 	$(BIN)/pytest -m faults $(PYTEST_ARGS) tests/faults
+
+deployed: $(VENV)/.installed-test
+	$(BIN)/pytest -m e2e $(PYTEST_ARGS) tests/deploy
 
 bench: $(VENV)/.installed-test
 	@for name in scan memory gpu wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done

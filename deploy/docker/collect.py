@@ -146,7 +146,14 @@ def put_texts(target: Path) -> None:
     (target / "etc/ld.so.conf").write_text("/usr/local/lib\n/usr/local/nvidia/lib64\n")
     for text in Path("/usr/share/doc").glob("*/copyright"):
         put(target, text)
-    for name, mode in (("tmp", 0o1777), ("var/lib/stallwatch", 0o700), ("proc", 0o555), ("sys", 0o555), ("dev", 0o755)):
+    for name, mode in (
+        ("tmp", 0o1777),
+        ("host", 0o755),
+        ("var/lib/stallwatch", 0o700),
+        ("proc", 0o555),
+        ("sys", 0o555),
+        ("dev", 0o755),
+    ):
         (target / name).mkdir(parents=True, exist_ok=True)
         (target / name).chmod(mode)
     os.chown(target / "var/lib/stallwatch", USER, USER)

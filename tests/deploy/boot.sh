@@ -26,11 +26,8 @@ for place in dev/shm run tmp; do mount -t tmpfs -o mode=1777 tmpfs "$place"; don
 
 # Nothing of this machine's own services is started.
 rm -f etc/fstab
-cp "$STALLWATCH_UNIT" etc/systemd/system/stallwatch.service
-cp "$STALLWATCH_USERS" usr/lib/sysusers.d/stallwatch.conf
 printf '[Unit]\nDescription=trial\nAllowIsolate=yes\n' >etc/systemd/system/trial.target
 ln -sf /etc/systemd/system/trial.target etc/systemd/system/default.target
-systemd-sysusers --root="$PWD"
 
 # The program, where the unit looks for it; a folder on the way that only root may enter is opened in this view.
 rm -rf opt/stallwatch

@@ -17,8 +17,6 @@ from e2e.harness import Program, wait_until
 from .packages import ROOT
 
 HERE = Path(__file__).parent
-UNIT = ROOT / "deploy/systemd/stallwatch.service"
-USERS = ROOT / "deploy/systemd/stallwatch.sysusers.conf"
 SYSTEMD = Path("/lib/systemd/systemd")
 NAMESPACES = ("--pid", "--fork", "--kill-child", "--mount", "--cgroup", "--uts", "--ipc")
 BOOT_SECONDS = 40.0
@@ -37,8 +35,6 @@ class Booted:
         place.mkdir()
         self._place = place
         environment = {
-            "STALLWATCH_UNIT": str(UNIT),
-            "STALLWATCH_USERS": str(USERS),
             "STALLWATCH_TREE": str(ROOT),
             "STALLWATCH_ENVIRONMENT": str(Path(sys.prefix)),
         }

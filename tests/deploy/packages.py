@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,13 @@ class Environment:
 
     def run(self, program: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return command([str(self.folder / "bin" / program), *arguments], self.workplace, check)
+
+
+def documented(words: str) -> list[str]:
+    """The commands of the block of docs/INSTALL.md in which `words` stand, one each."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "docs/INSTALL.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if words in block)
+    return str(block).replace("\\\n", " ").splitlines()
 
 
 def clean_environ() -> dict[str, str]:

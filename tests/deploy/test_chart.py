@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
+import ssl
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from .charts import CHART, PLAIN, helm_of, objects, plain, render
-from .packages import ROOT, Environment, new_environment
+from e2e.harness import Program, free_port, wait_until
 
-pytestmark = pytest.mark.e2e
+from .charts import CHART, PLAIN, helm_of, objects, plain, render
+from .packages import ROOT, Environment, documented, new_environment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
 FORMS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -91,11 +96,14 @@ def test_the_plain_manifests_are_what_the_chart_says(helm: Path, request: pytest
     assert PLAIN.read_text(encoding="utf-8") == plain(helm)
 
 
-def test_kubernetes_knows_every_field(form: str, schemas: Environment) -> None:
-    file = schemas.workplace / "form.yaml"
-    file.write_text(form)
+def test_kubernetes_knows_every_field(helm: Path, schemas: Environment) -> None:
+    files = []
+    for number, settings in enumerate(FORMS.values()):
+        file = schemas.workplace / f"form-{number}.yaml"
+        file.write_text(render(helm, *settings, "dashboards.enabled=false"))
+        files.append(str(file))
 
-    schemas.run("kubernetes-validate", "--strict", str(file))
+    schemas.run("kubernetes-validate", "--strict", *files)
 
 
 def test_a_field_that_is_unknown_would_be_seen(helm: Path, schemas: Environment) -> None:
@@ -197,23 +205,44 @@ def test_a_packed_chart_holds_files_not_links(helm: Path, tmp_path: Path) -> Non
     assert names == {str(path.relative_to(CHART / "files")) for path in (CHART / "files").rglob("*.*")}
 
 
-def test_what_serve_is_told_of_tls_is_accepted(helm: Path, tmp_path: Path) -> None:
-    """With a certificate made as docs/INSTALL.md says."""
-    folder = tmp_path / "tls"
+@pytest.mark.parametrize("name", ["default", "client certificates"])
+def test_serve_speaks_the_tls_that_prometheus_is_told_to_expect(helm: Path, tmp_path: Path, name: str) -> None:
+    """With certificates made as docs/INSTALL.md says."""
+    text, folder, port = render(helm, *FORMS[name]), tmp_path / "tls", free_port()
     folder.mkdir()
-    script = commands_that_make_the_certificate()
-    subprocess.run(["bash", "-euc", script], cwd=folder, check=True, capture_output=True)
-    for settings in ((), FORMS["client certificates"]):
-        web = tmp_path / "web.yml"
-        web.write_text(of_kind_config(render(helm, *settings))["web.yml"].replace("/etc/stallwatch-tls", str(folder)))
-        words = ["serve", "--config.check", "--web.config.file", str(web)]
-        subprocess.run([str(ROOT / ".venv/bin/stallwatch"), *words], check=True, capture_output=True)
+    for command in documented("openssl req"):
+        if not command.startswith("kubectl"):
+            subprocess.run(["bash", "-euc", command], cwd=folder, check=True, capture_output=True)
+    web = tmp_path / "web.yml"
+    web.write_text(of_kind_config(text)["web.yml"].replace("/etc/stallwatch-tls", str(folder)))
+    (endpoint,) = of_kind(text, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    words = [str(Path(sys.executable).with_name("stallwatch")), "serve", "--web.config.file", str(web)]
+
+    with Program([*words, "--web.listen-address", f"127.0.0.1:{port}"], tmp_path / "log") as program:
+        tls = endpoint["tlsConfig"]
+        context = ssl.create_default_context(cafile=str(folder / tls["ca"]["secret"]["key"]))
+        if "cert" in tls:
+            context.load_cert_chain(folder / tls["cert"]["secret"]["key"], folder / tls["keySecret"]["key"])
+        answer = wait_until(lambda: ask(port, context, tls["serverName"]), 20, program.tail())
+        assert answer.startswith(b"HTTP/1.1 200")
+        if "cert" in tls:
+            nobody = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+            assert not ask(port, nobody, tls["serverName"])
 
 
-def commands_that_make_the_certificate() -> str:
-    text = (ROOT / "docs/INSTALL.md").read_text(encoding="utf-8")
-    (found,) = (block for block in text.split("```") if block.startswith("bash\n") and "openssl req" in block)
-    return found.removeprefix("bash\n").partition("kubectl")[0]
+def ask(port: int, context: ssl.SSLContext, name: str) -> bytes:
+    """What it answers to a request for /-/healthy; nothing where it does not listen or does not let us in."""
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=5) as plain_connection,
+            context.wrap_socket(plain_connection, server_hostname=name) as connection,
+        ):
+            connection.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            return connection.recv(100)
+    except ssl.SSLCertVerificationError:
+        raise
+    except OSError:
+        return b""
 
 
 def test_the_dockerfile_is_clean(schemas: Environment) -> None:

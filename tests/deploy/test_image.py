@@ -17,7 +17,7 @@ from stallwatch.drill.nvml_standin import StandIn
 
 from .containers import CannotBuildError, Container, base, build, buildah, inspect
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
 MOST_BYTES = 120_000_000
 UP_SECONDS = 2.0
@@ -134,6 +134,7 @@ def test_its_health_check_knows_well_from_not(container: Container, tmp_path: Pa
         assert subprocess.run(words, check=False, timeout=30).returncode == 0
 
 
+@pytest.mark.server
 def test_it_judges_a_server_of_another_container(
     container: Container, image: str, tmp_path: Path, nvml_standin: Path
 ) -> None:
@@ -155,12 +156,13 @@ def test_it_judges_a_server_of_another_container(
         },
     )
     other = Container(buildah("from", "--pull-never", image))
-    standin = ["-m", "stallwatch.drill.standin", "barrier-deadlock", "--port", str(free_port()), "--for", "2m"]
+    name = f"sglang-{(its_port := free_port())}"
+    standin = ["-m", "stallwatch.drill.standin", "barrier-deadlock", "--port", str(its_port), "--for", "2m"]
     server = other.command(["/opt/stallwatch/bin/python", *standin, "--log", "/var/server.log"], user="0:0")
     try:
         with Program(words, tmp_path / "log") as program, Program(server, tmp_path / "server"):
             wait_until(lambda: fetch(f"http://127.0.0.1:{port}/-/ready")[0] == 200, 30, program.tail())
-            found = wait_until(lambda: stalled(port), 90, f"stalled\n{program.tail()}", 0.2)
+            found = wait_until(lambda: stalled(port, name), 90, f"stalled\n{program.tail()}", 0.2)
             page = fetch(f"http://127.0.0.1:{port}/metrics")[1]
     finally:
         buildah("rm", other.name)
@@ -171,7 +173,10 @@ def test_it_judges_a_server_of_another_container(
     assert page.count("\nstallwatch_gpu_info{") == 8
 
 
-def stalled(port: int) -> dict[str, Any] | None:
+def stalled(port: int, name: str) -> dict[str, Any] | None:
     status, text = fetch(f"http://127.0.0.1:{port}/api/v1/report")
     servers = json.loads(text)["servers"] if status == 200 else []
-    return next((server for server in servers if server["state"] == "stalled"), None)
+    return next(
+        (server for server in servers if (server["server"].startswith(name), server["state"]) == (True, "stalled")),
+        None,
+    )

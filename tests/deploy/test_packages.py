@@ -13,7 +13,7 @@ from e2e.harness import Program, fetch, free_port, wait_until
 
 from .packages import PACKAGE, Environment, command, copy_of_the_tree, new_environment
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 from e2e.harness import CONFIG, Program, fetch, free_port, wait_until
 
 from .booted import Booted, CannotBootError
+from .packages import ROOT, documented
 
 pytestmark = pytest.mark.e2e
 
@@ -45,12 +46,23 @@ def booted(tmp_path_factory: pytest.TempPathFactory, nvml_standin: Path, port: i
             "LD_LIBRARY_PATH": CARDS,
             "NVML_STANDIN_STATE": f"{CARDS}/state",
         }
+        install_as_documented(machine)
         machine.write("/etc/default/stallwatch", "".join(f"{name}={value}\n" for name, value in variables.items()))
         yield machine
     except BaseException as error:
         machine.__exit__(type(error), error, error.__traceback__)
         raise
     machine.__exit__(None, None, None)
+
+
+def install_as_documented(machine: Booted) -> None:
+    """All but the environment, which is this tree's."""
+    commands = documented("systemd-sysusers")
+    for command in commands:
+        if "/opt/stallwatch" not in command:
+            machine.run("sh", "-euc", f"cd {ROOT} && {command}")
+    assert commands[-1] == "systemctl enable --now stallwatch"
+    machine.run("systemctl", "stop", "stallwatch")
 
 
 def _put(machine: Booted, source: Path, target: str) -> None:
