@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -73,6 +73,7 @@ class Logs:
         self._turn_bytes = turn_bytes
         self._limits = host.config.limits
         self._frameworks = {framework.name: framework for framework in host.frameworks}
+        self._events = {each.name: frozenset(pattern.event for pattern in each.patterns) for each in host.frameworks}
         self._servers: dict[str, ServerLogs] = {}
         self._watch = FolderWatch(self.folder_changed)
         self._changes = self._changes_seen = 0  # of folders of followed logs
@@ -141,7 +142,7 @@ class Logs:
         if any(log.catching_up for log in logs.logs.values()):
             return  # a part of the history now would be a step later
         if not logs.last_counts:
-            logs.last_counts = tuple(_counts(logs, server.name))
+            logs.last_counts = tuple(_counts(logs, server.name, self._events.get(server.framework, EVENTS)))
         yield from logs.last_counts
 
     def _begin(self, server: Server) -> ServerLogs:
@@ -274,10 +275,12 @@ class Logs:
             self._watch.watch({os.path.dirname(path) for path in paths})
 
 
-def _counts(logs: ServerLogs, server: str) -> Iterator[Reading]:
-    """What was counted in all logs of a server."""
+def _counts(logs: ServerLogs, server: str, named: Collection[str]) -> Iterator[Reading]:
+    """What was counted in all logs of a server; `named`: the events that are there from 0 on."""
     events, errors = logs.totals()
     for event in EVENTS:
+        if event not in named and event not in events:
+            continue
         yield _again(logs.told, event, LOG_EVENTS, float(events.get(event, 0)), server, event)
     for kind in ERROR_KINDS:
         yield _again(logs.told, f"error {kind}", LOG_ERRORS, float(errors.get(kind, 0)), server, kind)

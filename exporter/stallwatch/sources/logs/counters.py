@@ -39,7 +39,9 @@ LOG_LAST_LINE = Signal(
 )
 LOG_EVENTS = Signal(
     "log_events_total",
-    "Recognised lines in all logs of the server by event: " + " ".join(EVENTS) + ".",
+    "Recognised lines in all logs of the server by event, of those its framework has patterns for: "
+    + " ".join(EVENTS)
+    + ".",
     ("server", "event"),
     kind="counter",
 )
