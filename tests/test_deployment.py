@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from stallwatch import __version__
 from stallwatch.cli import unknown_variables
 from stallwatch.rules import DEFAULT_FILES
 
@@ -200,3 +201,93 @@ def test_the_exporter_of_compose_may_look_and_nothing_else() -> None:
 
 def test_the_variables_of_compose_are_flags() -> None:
     assert unknown_variables(compose()["stallwatch"]["environment"]) == []
+
+
+# --- Kubernetes, and what has to agree ---------------------------------------------------------------------
+
+CHART = ROOT / "deploy/helm/stallwatch"
+
+
+def daemon_set() -> Any:
+    documents = yaml.safe_load_all((ROOT / "deploy/kubernetes/stallwatch.yaml").read_text(encoding="utf-8"))
+    (found,) = (document for document in documents if document and document["kind"] == "DaemonSet")
+    return found["spec"]["template"]["spec"]
+
+
+def test_the_pods_may_look_and_nothing_else() -> None:
+    pod = daemon_set()
+    (container,) = pod["containers"]
+    context = container["securityContext"]
+
+    assert pod["hostPID"] is True
+    assert pod["automountServiceAccountToken"] is False
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE", "DAC_READ_SEARCH"]}
+    assert context["runAsNonRoot"] is True
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["appArmorProfile"] == {"type": "Unconfined"}
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert [m["name"] for m in container["volumeMounts"] if not m.get("readOnly")] == ["state"]
+
+
+def test_nobody_reaches_the_pods_in_plain_text() -> None:
+    variables = {variable["name"]: variable["value"] for variable in daemon_set()["containers"][0]["env"]}
+
+    assert variables["STALLWATCH_WEB_CONFIG_FILE"] == "/etc/stallwatch/web.yml"
+    assert unknown_variables(variables) == []
+
+
+def test_the_chart_has_the_repository_s_own_rules_and_dashboards() -> None:
+    """Links, so that no copy is ever behind; a packed chart has the files."""
+    links = sorted((CHART / "files").rglob("*.*"))
+    shipped = [ROOT / "rules" / name for name in DEFAULT_FILES]
+    shipped += (ROOT / "grafana/dashboards").glob("*.json")
+
+    assert all(link.is_symlink() for link in links)
+    assert sorted(link.resolve() for link in links) == sorted(shipped)
+
+
+def test_everything_that_is_deployed_has_the_version_of_the_package() -> None:
+    chart = load(CHART / "Chart.yaml")
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    assert f"ARG VERSION={__version__}\n" in dockerfile
+    assert compose()["stallwatch"]["image"] == f"stallwatch:{__version__}"
+    assert f"stallwatch:{__version__}\n" in (ROOT / "docs/INSTALL.md").read_text(encoding="utf-8")
+
+
+def test_the_image_is_made_of_what_the_dockerfile_copies() -> None:
+    """Everything else is left out of what is sent to whoever builds it."""
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    sent = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text("utf-8"), re.MULTILINE)
+
+    names = {name for line in copied for name in line.split()}
+    assert {"exporter" if name == "exporter/stallwatch" else name for name in sent} == names
+    assert all((ROOT / name).exists() for name in names)
+
+
+def test_the_documented_container_is_that_of_compose() -> None:
+    text = (ROOT / "docs/INSTALL.md").read_text(encoding="utf-8")
+    command = text[text.index("docker run --detach") :].partition("```")[0].replace("\\\n", " ")
+    exporter = compose()["stallwatch"]
+
+    assert set(re.findall(r"--cap-add (\S+)", command)) == set(exporter["cap_add"])
+    assert dict(word.split("=", 1) for word in re.findall(r"--env (\S+)", command)) == exporter["environment"]
+    assert "--cap-drop ALL" in command
+    assert "--read-only" in command
+    assert f"--pid {exporter['pid']}" in command
+
+
+def test_every_setting_of_the_unit_that_is_explained_is_there() -> None:
+    """`Key=value` of the unit; `Key=` behind *no* or *not* is one that must be missing."""
+    text = (ROOT / "docs/INSTALL.md").read_text(encoding="utf-8")
+    table = text[text.index("| what the unit sets") :].partition("\n\n")[0]
+    first = [row.split(" | ")[0] for row in table.splitlines()[2:]]
+    told = {match for cell in first if not cell.startswith("| no ") for match in re.findall(r"`(\w+=[^`]*\w)`", cell)}
+    there = {f"{name}={value}" for name, value in lines_of(UNIT)}
+
+    assert len(told) >= 12
+    assert told <= there
+    absent = {name for cell in first if cell.startswith("| no ") for name in re.findall(r"`(\w+)=`", cell)}
+    assert len(absent) >= 8
+    assert not absent & {name for name, _ in lines_of(UNIT)}
