@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stallwatch.strict_yaml import InputError, Section, load, parse_duration, parse_size
+from stallwatch.strict_yaml import InputError, Section, load, parse_duration, parse_size, shown
 
 
 def section(text: str) -> Section:
@@ -151,3 +151,36 @@ def test_keys_nobody_asked_for_are_refused_and_the_others_listed() -> None:
 
     with pytest.raises(InputError, match=r"^f.yml:2: z: unknown key; allowed are a, b, c$"):
         top.finish(("c",))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("maybe", "'maybe'"),
+        ("10 minutes", "'10 minutes'"),
+        ("serve_stall_aftr", "'serve_stall_aftr'"),
+        ("RequireAnyClientCert", "'RequireAnyClientCert'"),
+        ("X-Frame-Optoins", "'X-Frame-Optoins'"),
+        ("sk-proj-4fQ9x7Zb1c", "a text of 18 characters"),
+        ("correct horse battery", "a text of 21 characters"),
+        ("http://user:password@h/", "a text of 23 characters"),
+        ("kXpWvQzRtYbNmHgFdS", "a text of 18 characters"),
+        ("a" * 33, "a text of 33 characters"),
+    ],
+)
+def test_a_wrong_word_is_repeated_unless_it_may_be_a_secret(text: str, expected: str) -> None:
+    assert shown(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: *sk-proj-4fQ9x7Zb1c\n", "sk-proj-4fQ9x7Zb1c: 1\nsk-proj-4fQ9x7Zb1c: 2\n", "a: !<tag:sk-proj-4fQ9x7Zb1c> [\n"],
+)
+def test_what_is_no_yaml_is_told_without_what_it_quotes(text: str) -> None:
+    assert "4fQ9x7" not in complaint(text)
+
+
+def test_what_is_no_expression_is_told_without_its_names() -> None:
+    with pytest.raises(InputError, match="not a regular expression") as caught:
+        section("a: '(?P<sk4fQ9x7Zb1cLong>x)(?P<sk4fQ9x7Zb1cLong>x)'\n").expression("a")
+    assert "4fQ9x7" not in str(caught.value)

@@ -7,12 +7,12 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import __version__, log_format
 from .config import COLLECTORS, DEFAULT_LISTEN_ADDRESS
-from .strict_yaml import InputError, parse_duration
+from .strict_yaml import InputError, is_plain, parse_duration, shown
 
 PREFIX = "STALLWATCH_"
 SHORTEST_WATCH_SECONDS = 2.0
@@ -62,7 +62,7 @@ def add_flag(parser: argparse.ArgumentParser, flag: str, environ: Mapping[str, s
             raise UsageError(f"{name}: {error}") from None
         choices = options.get("choices")
         if isinstance(choices, tuple) and value not in choices:
-            raise UsageError(f"{name}: {value!r} is unknown; allowed are {', '.join(choices)}")
+            raise UsageError(f"{name}: {shown(str(value))} is unknown; allowed are {', '.join(choices)}")
         options["default"] = [value] if options.get("action") is Append else value
     options["help"] = f"{options['help']} [${name}]"
     parser.add_argument(flag, **options)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def add_switch(
     name = environment_name(flag)
     word = environ.get(name, "").lower()
     if word and word not in TRUE_WORDS + FALSE_WORDS:
-        raise UsageError(f"{name}: {environ[name]!r} is no boolean; allowed are true and false")
+        raise UsageError(f"{name}: {shown(environ[name])} is no boolean; allowed are true and false")
     value = default if not word else word in TRUE_WORDS
     dest = flag.lstrip("-")
     parser.add_argument(flag, dest=dest, action="store_true", default=value, help=f"{text} [${name}]")
@@ -98,14 +98,20 @@ def _watch(text: str) -> float:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no whole number")
     return int(text)
 
 
 def _path(text: str) -> str:
     if not text.startswith("/"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no path of a URL; it begins with /")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no path of a URL; it begins with /")
     return text
+
+
+def _flags(words: Iterable[str]) -> str:
+    """The words without the values that flags among them have."""
+    names = [word.partition("=")[0] if word.startswith("-") else word for word in words]
+    return " ".join(name if is_plain(name.lstrip("-")) else f"({shown(name)})" for name in names)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
@@ -261,7 +267,7 @@ def _speed(text: str) -> float:
     except ValueError:
         speed = 0.0
     if not 1 <= speed <= FASTEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is no speed; allowed is 1 to {FASTEST:g}")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is no speed; allowed is 1 to {FASTEST:g}")
     return speed
 
 
@@ -408,7 +414,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, unknown = parser.parse_known_args(argv)
         if unknown:
             where = " ".join(filter(None, (parser.prog, arguments.command)))
-            raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; see {where} --help")
+            raise UsageError(f"unrecognized arguments: {_flags(unknown)}; see {where} --help")
         if arguments.command is None:
             parser.print_help()
             return 0

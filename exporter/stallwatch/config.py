@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from .model import PHASES, SERVER_INFO_LABELS, HealthTarget
-from .strict_yaml import InputError, Section, load
+from .strict_yaml import InputError, Section, load, shown
 
 COLLECTORS = ("processes", "threads", "sockets", "logs", "gpu", "endpoints", "node")
 DEFAULT_LISTEN_ADDRESS = ":10077"
@@ -221,7 +221,7 @@ def _discovery(top: Section, framework_names: tuple[str, ...]) -> Discovery:
     names = section.texts("frameworks")
     for name in names:
         if name not in framework_names:
-            raise section.wrong("frameworks", f"{name!r} is unknown; allowed are {', '.join(framework_names)}")
+            raise section.wrong("frameworks", f"{shown(name)} is unknown; allowed are {', '.join(framework_names)}")
     discovery = Discovery(
         enabled=section.boolean("enabled", True),
         frameworks=names,
@@ -237,7 +237,7 @@ def _servers(top: Section, verdict: Thresholds, framework_names: tuple[str, ...]
     for section in top.sections("servers"):
         server = _server(section, verdict, framework_names)
         if any(server.name == other.name for other in servers):
-            raise section.wrong("name", f"{server.name!r} is used by another server")
+            raise section.wrong("name", f"{shown(server.name)} is used by another server")
         servers.append(server)
     return tuple(servers)
 
@@ -276,7 +276,7 @@ def _log_paths(section: Section) -> tuple[str, ...]:
     paths = section.texts("logs")
     for path in paths:
         if not path.startswith("/"):
-            raise section.wrong("logs", f"{path!r} is no absolute path")
+            raise section.wrong("logs", f"{shown(path)} is no absolute path")
     return paths
 
 
@@ -285,9 +285,9 @@ def _labels(section: Section) -> dict[str, str]:
     labels = section.mapping("labels")
     for name in labels:
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
-            raise section.wrong("labels", f"{name!r} is no label name; allowed are letters, digits and _")
+            raise section.wrong("labels", f"{shown(name)} is no label name; allowed are letters, digits and _")
         if name in SERVER_INFO_LABELS:
-            raise section.wrong("labels", f"{name!r} is a label that server_info has already")
+            raise section.wrong("labels", f"{shown(name)} is a label that server_info has already")
     return labels
 
 

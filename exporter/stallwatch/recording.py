@@ -28,7 +28,7 @@ from .model import (
     Server,
     Signal,
 )
-from .strict_yaml import InputError
+from .strict_yaml import InputError, is_plain, shown
 
 VERSION = 1
 LONGEST_LINE_BYTES = 64 << 20
@@ -411,8 +411,9 @@ def _shown(value: Any) -> str:
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**15:
         return "a huge number"
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + '..."'
+    if isinstance(value, str) and not is_plain(value):
+        return shown(value)
+    return json.dumps(value)
 
 
 def told_servers(lines: Iterable[bytes]) -> set[str]:

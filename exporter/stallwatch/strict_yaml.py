@@ -25,6 +25,27 @@ _UNREADABLE_YAML = (yaml.YAMLError, RecursionError, ValueError, OverflowError)
 """What the parser raises; the last two for escapes of characters that do not exist."""
 
 
+_SHORT, _LONG_WORDS = 12, 32
+_WORD = "(?:[A-Z]+|(?:[A-Z]?[a-z]{2,})+|[a-z])"
+_WORDS = re.compile(f"{_WORD}(?:[._-]{_WORD})*")
+_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+
+
+def is_plain(text: str) -> bool:
+    """Whether it is short, or longer and made of words: a misspelled name, and no secret in the wrong place."""
+    return len(text) <= _SHORT or (len(text) <= _LONG_WORDS and _WORDS.fullmatch(text) is not None)
+
+
+def shown(text: str) -> str:
+    """A wrong word in a sentence.  What may be a secret is not repeated: line and key say where it stands."""
+    return repr(text) if is_plain(text) else f"a text of {len(text)} characters"
+
+
+def _without_quotes(problem: str) -> str:
+    """The sentence of a parser, whatever it quotes."""
+    return _QUOTED.sub(lambda match: shown(match[1] or match[2] or ""), problem)
+
+
 class InputError(Exception):
     """A file the user gave is wrong.  `str()` is the whole sentence, with file, line and key."""
 
@@ -38,7 +59,7 @@ def parse_duration(text: str) -> float:
     if text == "0":
         return 0.0
     if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is no duration; write it as 90s, 5m or 1h30m")
+        raise ValueError(f"{shown(text)} is no duration; write it as 90s, 5m or 1h30m")
     return float(sum(int(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text)))
 
 
@@ -46,7 +67,7 @@ def parse_size(text: str) -> int:
     """Bytes of `1MiB`, `64KiB`, `4096`.  ValueError when it is no size."""
     match = _SIZE.fullmatch(text)
     if not match:
-        raise ValueError(f"{text!r} is no size; write it as 64KiB, 1MiB or a number of bytes")
+        raise ValueError(f"{shown(text)} is no size; write it as 64KiB, 1MiB or a number of bytes")
     return int(match[1]) * _BYTES[match[2] or ""]
 
 
@@ -76,7 +97,8 @@ class Section:
         return self._nodes[key][0] if key in self._nodes else self.line
 
     def _dotted(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path else key
+        name = key if is_plain(key) else f"({shown(key)})"
+        return f"{self.path}.{name}" if self.path else name
 
     def wrong(self, key: str, problem: str) -> InputError:
         """The error to raise when the value of `key` is not acceptable."""
@@ -105,7 +127,7 @@ class Section:
     def choice(self, key: str, allowed: tuple[str, ...], default: str | None = None) -> str:
         value = self.text(key, default)
         if value not in allowed:
-            raise self.wrong(key, f"{value!r} is unknown; allowed are {', '.join(allowed)}")
+            raise self.wrong(key, f"{shown(value)} is unknown; allowed are {', '.join(allowed)}")
         return value
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -113,7 +135,7 @@ class Section:
         if node is None:
             return default
         if node.tag != "tag:yaml.org,2002:bool" or node.value.lower() not in ("true", "false"):
-            raise self.wrong(key, f"{node.value!r} is no boolean; allowed are true and false")
+            raise self.wrong(key, f"{shown(node.value)} is no boolean; allowed are true and false")
         return bool(node.value.lower() == "true")
 
     def integer(self, key: str, default: int, minimum: int = 0, maximum: int | None = None) -> int:
@@ -121,7 +143,7 @@ class Section:
         if node is None:
             return default
         if not re.fullmatch(r"-?\d{1,18}", node.value) or node.style is not None:
-            raise self.wrong(key, f"{node.value!r} is no whole number")
+            raise self.wrong(key, f"{shown(node.value)} is no whole number")
         value = int(node.value)
         if value < minimum or (maximum is not None and value > maximum):
             upper = "" if maximum is None else f" and at most {maximum}"
@@ -154,7 +176,7 @@ class Section:
         try:
             return re.compile(text)
         except re.error as error:
-            raise self.wrong(key, f"not a regular expression: {error}") from None
+            raise self.wrong(key, f"not a regular expression: {_without_quotes(str(error))}") from None
 
     def expressions(self, key: str) -> tuple[re.Pattern[str], ...]:
         """A list of regular expressions; empty when the key is absent."""
@@ -164,7 +186,7 @@ class Section:
                 patterns.append(re.compile(text))
             except re.error as error:
                 line = item.start_mark.line + 1
-                problem = f"not a regular expression: {error}"
+                problem = f"not a regular expression: {_without_quotes(str(error))}"
                 raise InputError(self.file, line, self._dotted(key), problem) from None
         return tuple(patterns)
 
@@ -224,5 +246,5 @@ def load(path: str | Path, text: str | None = None) -> Section | None:
     except _UNREADABLE_YAML as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be parsed"
-        raise InputError(file, mark.line + 1 if mark else 0, "", f"not YAML: {problem}") from None
+        raise InputError(file, mark.line + 1 if mark else 0, "", f"not YAML: {_without_quotes(problem)}") from None
     return None if node is None else Section(file, node)
