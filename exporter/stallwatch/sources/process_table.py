@@ -19,6 +19,8 @@ FULL_LOOK_SECONDS = 30.0
 RETRY_SECONDS = 60.0
 SOON_SECONDS = 5.0
 """The first retry comes earlier: on a busy machine the helper may just have been slow to start."""
+_ASKED_AGAIN = ("timeout", "error", "vanished")
+"""Why a command line is read again; what has really vanished is not in the table any more by then."""
 MOST_COMMANDS = 2048
 """Command lines read in one look (each costs about 0.1 ms); the rest waits for the next."""
 
@@ -61,7 +63,7 @@ class Known:
         is_same_program = self._read_as[1] == self.stat.start_stack
         if command.reason is None or not (known and is_same_program):
             self.command = command
-        self.failures = self.failures + 1 if command.reason in ("timeout", "error") else 0
+        self.failures = self.failures + 1 if command.reason in _ASKED_AGAIN else 0
         self.command_read, self._read_as = now, (self.stat.comm, self.stat.start_stack)
 
     @property

@@ -41,6 +41,9 @@ QUEUE_LIMIT = 64
 PORTS_LIMIT = 8
 """Ports of one server that are looked at."""
 
+CLOSED = ""
+"""In the place of a link that is gone."""
+
 _READ_BYTES = 4 << 10
 _SEARCH_BYTES = 64 << 10
 _SEARCH_LIMIT_BYTES = 8 << 20
@@ -215,31 +218,37 @@ class Descriptors:
         inodes = {row.inode for row in rows}
         identity = frozenset(process.id for process in processes)
         known_identity, known = self._known.get(key, (identity, {}))
-        reason = ""
+        reason, is_whole = "", True
         if known_identity != identity or not inodes <= known.keys():
-            found, reason = self._scan(processes, inodes) if inodes else (set(), "")
+            found, reason, is_whole = self._scan(processes, inodes) if inodes else (set(), "", True)
             known = {inode: inode in found for inode in inodes}
-        if reason:
-            self._known.pop(key, None)  # look again, we may be allowed then
+        if reason or not is_whole:
+            self._known.pop(key, None)  # look again, we may be allowed then, or all of it stands still
         else:
             self._known[key] = identity, {inode: known[inode] for inode in inodes}
         return frozenset(inode for inode in inodes if known[inode]), reason
 
-    def _scan(self, processes: Sequence[Process], inodes: set[int]) -> tuple[set[int], str]:
+    def _scan(self, processes: Sequence[Process], inodes: set[int]) -> tuple[set[int], str, bool]:
+        """What is held, why others may be missing, and whether everything that was listed could be looked at."""
         wanted = {f"socket:[{inode}]": inode for inode in inodes}
         found: set[int] = set()
-        reason = ""
+        reason, is_whole = "", True
         for process in processes:
             if len(found) == len(inodes):
-                return found, ""
+                return found, "", True
             folder = f"{self._proc}/{process.id.pid}/fd"
             try:
-                found |= {wanted[link] for link in _links(folder) if link in wanted}
+                links = set(_links(folder))
             except (FileNotFoundError, ProcessLookupError):
-                continue  # who is gone holds nothing
+                is_whole = False  # who is gone holds nothing
+                continue
             except OSError as error:
                 reason = reason_of(error)
-        return found, reason if len(found) < len(inodes) else ""
+                continue
+            found |= {wanted[link] for link in links if link in wanted}
+            is_whole = is_whole and CLOSED not in links
+        is_all = len(found) == len(inodes)
+        return found, "" if is_all else reason, is_all or is_whole
 
     def keep(self, keys: Iterable[str]) -> None:
         """Forget all other servers."""
@@ -248,11 +257,12 @@ class Descriptors:
 
 
 def _links(folder: str) -> Iterator[str]:
+    """Where the descriptors lead; CLOSED for one that was closed, or put elsewhere, since they were listed."""
     for name in os.listdir(folder):
         try:
             yield os.readlink(f"{folder}/{name}")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # closed since
+            yield CLOSED
 
 
 class Sockets:
