@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from stallwatch.sources.runtime_names import Names, kubernetes_name
 
 FOLDER = Path(__file__).parent / "fixtures/runtimes"
 SERVER = 4711
+OUR_USERS = ["0 0 4294967295"]
 
 
 def _cases() -> list[dict[str, Any]]:
@@ -44,10 +46,11 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def lay_out(root: Node, case: dict[str, Any]) -> None:
     """The machine of one case."""
     for pid, given in case["processes"].items():
-        process = {key: value for key, value in given.items() if key not in ("command", "cgroup", "mountinfo")}
+        process = {key: value for key, value in given.items() if key in ("comm", "ppid", "environ")}
         root.tree.add(pid, given["command"], **process, cgroup="\n".join(given["cgroup"]) + "\n")
-        if lines := given.get("mountinfo"):
-            (root.tree.folder(pid) / "mountinfo").write_text("\n".join(lines) + "\n")
+        for name, lines in (("mountinfo", []), ("uid_map", OUR_USERS)):
+            (root.tree.folder(pid) / name).write_text("\n".join([*given.get(name, lines), ""]))
+    _made(root.root / "proc/self/uid_map").write_text("\n".join([*OUR_USERS, ""]))
     for path, content in case.get("files", {}).items():
         _made(root.root / path).write_text(content)
     for path, target in case.get("links", {}).items():
@@ -238,4 +241,75 @@ def test_what_one_source_says_of_another_pod_is_not_mixed_in() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "1 2 3", "a b c d e", "1 2 8:1 / / rw - ext4 /dev/sda rw\n"])
 def test_mounts_that_say_nothing_name_nobody(text: str) -> None:
-    assert mounted(text) == (Placement(), Names())
+    assert mounted(text) == ("", Names())
+
+
+# --- who would pass for somebody else ---------------------------------------------------------------------------
+
+VICTIM = f"/lib/kubelet/pods/{OTHER_UID}/containers/server/0a1b2c3d"
+
+
+def forged(node: Node, root: str, point: str, users: str = "         0       1000          1\n") -> None:
+    """A server that mounted something itself, in a user namespace of its own."""
+    (node.root / "proc/self").mkdir(exist_ok=True)
+    (node.root / "proc/self/uid_map").write_text("         0          0 4294967295\n")
+    (node.tree.folder(100) / "uid_map").write_text(users)
+    (node.tree.folder(100) / "mountinfo").write_text(f"1 2 8:1 {root} {point} rw - ext4 /dev/sda rw\n")
+
+
+@pytest.mark.parametrize("users", ["         0       1000          1\n", "         0          0 4294967295\n"])
+def test_mounts_of_a_user_namespace_of_its_own_name_no_pod(users: str, node: Node) -> None:
+    (node.root / f"var/log/pods/ai_chat-0_{OTHER_UID}/server").mkdir(parents=True)
+    node.vllm(cgroup="0::/user.slice/user-1000.slice/session-3.scope\n")
+    forged(node, VICTIM, "/tmp/x", users)
+    is_ours = users.endswith("4294967295\n")
+
+    server = node.look().server
+
+    assert (server.pod, server.name) == (("chat-0", "vllm-8000@chat-0/server") if is_ours else ("", "vllm-8000"))
+
+
+def test_mounts_of_a_user_namespace_of_its_own_name_no_container(node: Node) -> None:
+    node.vllm(cgroup="0::/user.slice/user-1000.slice/session-3.scope\n")
+    forged(node, f"/home/u/containers/{ID}/hostname", "/etc/hostname")
+
+    assert (node.look().server.container, node.server.name) == ("", "vllm-8000")
+
+
+def test_a_pod_that_is_known_by_the_id_stands_before_what_is_mounted(node: Node) -> None:
+    """The link of the container's id tells its pod; mounts name another one."""
+    for name, uid in (("chat-0", UID), ("victim-0", OTHER_UID)):
+        (node.root / f"var/log/pods/ai_{name}_{uid}/server").mkdir(parents=True)
+    links = node.root / "var/log/containers"
+    links.mkdir(parents=True)
+    (links / f"chat-0_ai_server-{ID}.log").symlink_to(f"/var/log/pods/ai_chat-0_{UID}/server/0.log")
+    node.vllm(cgroup=f"0::/../cri-containerd-{ID}.scope\n")
+    (node.tree.folder(100) / "mountinfo").write_text(f"1 2 8:1 {VICTIM} /tmp/x rw - ext4 /dev/sda rw\n")
+
+    assert (node.look().server.pod, node.server.pod_uid) == ("chat-0", UID)
+
+
+def test_a_conmon_in_the_container_itself_is_only_called_so(node: Node) -> None:
+    own = f"0::/kubepods/pod{UID}/{ID}\n"
+    forgery = f"conmon -c {ID} -n k8s_server_victim-0_ai_{UID}_0"
+    node.tree.add(40, forgery, comm="conmon", cgroup=own)
+    node.vllm(cgroup=own)
+    node.tree.change(100, ppid=40)
+
+    assert (node.look().server.pod, node.server.container) == ("", ID[:12])
+
+
+def test_the_docker_in_a_pod_names_its_containers_and_not_the_pod(node: Node) -> None:
+    pod = f"0::/kubepods/pod{UID}/{NEXT_ID}"
+    node.tree.add(30, "init", comm="init", ppid=2, cgroup=f"{pod}\n")
+    node.tree.add(40, "dockerd", comm="dockerd", ppid=30, cgroup=f"{pod}/init\n")
+    node.vllm(cgroup=f"{pod}/docker/{ID}\n")
+    node.tree.change(100, ppid=40)
+    for path in (f"var/log/pods/ai_chat-0_{UID}/dind", f"proc/40/root/var/lib/docker/containers/{ID}"):
+        (node.root / path).mkdir(parents=True)
+    config = node.root / f"proc/40/root/var/lib/docker/containers/{ID}/config.v2.json"
+    config.write_text(json.dumps({"Name": f"/k8s_llm_victim-0_prod_{OTHER_UID}_0"}))
+
+    server = node.look().server
+
+    assert (server.pod, server.namespace, server.pod_uid, server.container) == ("chat-0", "ai", UID, "llm")

@@ -346,7 +346,7 @@ def test_what_is_said_on_a_far_mount_is_heard(away: FarStreams) -> None:
     assert away.mount.touched > 0
 
 
-@pytest.fixture(params=["var/log", "var/log/pods", "var/lib/docker"])
+@pytest.fixture(params=["var/log", "var/log/containers", "var/lib/docker"])
 def housed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarStreams]:
     """A machine that keeps the logs of its containers, or what is looked at before, on a far mount."""
     made = FarStreams(tmp_path, monkeypatch, request.param)

@@ -3,6 +3,9 @@
 The control group tells the ids (cgroups.py); where it does not, what the runtime mounted into the container does; the
 names of the ids stand in files of the machine (runtime_names.py), and in the command line of Podman's and cri-o's
 `conmon`.  No API server is asked, no environment is read, no namespace entered.
+
+Whoever runs in a container shall not pass for another pod: what it can write itself (its mounts in a user namespace of
+its own, titles of its processes, the files of a Docker inside it) never names its pod.
 """
 
 from __future__ import annotations
@@ -82,8 +85,8 @@ def _bounded(place: str) -> str:
     return f"{raw[: MOST_PLACE_BYTES - 9].decode('utf-8', 'ignore')}~{digest}"
 
 
-def mounted(mountinfo: str) -> tuple[Placement, Names]:
-    """What runtimes mount into a container, and from where: the pod with the container's name, or the container's id.
+def mounted(mountinfo: str) -> tuple[str, Names]:
+    """What runtimes mount into a container, and from where: the container's id, or the pod with the container's name.
 
     Only the ends of paths count: what lies on a file system of its own has no beginning there.
     """
@@ -96,9 +99,7 @@ def mounted(mountinfo: str) -> tuple[Placement, Names]:
             names = Names(container=match["name"] or names.container, pod_uid=match["uid"])
         elif words[4] == "/etc/hostname" and (match := _HOSTNAME.search(words[3])):
             container = match["id"]
-    if names.pod_uid:
-        return Placement(pod_uid=names.pod_uid), names  # the hostname is of the pod's sandbox then
-    return Placement(container_id=container), names
+    return "" if names.pod_uid else container, names  # in a pod the hostname is that of its sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +124,10 @@ class Attribution:
     def home(self, pid: int, now: float) -> Home:
         """Where a process runs; `now` in monotonic seconds."""
         placement = parse_cgroup(self._proc.cgroup(pid))
-        hints, names = mounted(self._mountinfo(pid))
-        if not placement.container_id and not placement.container_name:
-            placement = replace(placement, container_id=hints.container_id)
-        if not placement.pod_uid:
-            placement = replace(placement, pod_uid=hints.pod_uid)
-        return self._named(pid, placement, names, now, retry_after=0.0)
+        container, hints = mounted(self._mountinfo(pid)) if self._has_our_users(pid) else ("", Names())
+        if not placement.container:
+            placement = replace(placement, container_id=container)
+        return self._named(pid, placement, hints, now, retry_after=0.0)
 
     def container(self, pid: int, now: float) -> Home:
         """The same by the control group alone, without a look at what is mounted: for many processes."""
@@ -152,7 +151,7 @@ class Attribution:
         self, pid: int, placement: Placement, hints: Names, now: float, retry_after: float = RETRY_SECONDS
     ) -> Home:
         """With the names; those of a container are found once, and looked for again while one is missing."""
-        key = placement.container or placement.pod_uid
+        key = placement.container or placement.pod_uid or hints.pod_uid
         if not key:
             return Home(placement)
         known = self._known.get(key)
@@ -161,15 +160,27 @@ class Attribution:
         return Home(replace(placement, pod_uid=placement.pod_uid or known.names.pod_uid), known.names)
 
     def _find(self, pid: int, placement: Placement, hints: Names) -> Names:
+        """By the id first: a pod that is known by its mounts alone comes after that."""
         if placement.container_name:
             return Names(container=placement.container_name)
-        names = Names(pod_uid="" if placement.is_nested else placement.pod_uid).filled(hints)
-        if placement.node_id and (root := node_root(self._proc, pid, placement.node_id)) is not None:
-            node = HostFiles(Path(root), self._far.guards.mounts.far)
-            names = self._looked_up(node, placement.container_id, names)
-        names = Names(pod_uid=placement.pod_uid).filled(names)
-        names = self._looked_up(self._files, placement.container_id, names)
-        return names if names.is_complete else names.filled(self._of_conmon(pid, placement.container_id))
+        container = placement.container_id
+        names = Names(pod_uid=placement.pod_uid)
+        if names.pod_uid:
+            names = names.filled(hints)
+        names = self._looked_up(self._files, container, names.filled(self._in_node(pid, placement)))
+        if not names.is_complete and hints.pod_uid:
+            names = self._looked_up(self._files, container, names.filled(hints))
+        return names if names.is_complete else names.filled(self._of_conmon(pid, placement))
+
+    def _in_node(self, pid: int, placement: Placement) -> Names:
+        """What the node knows, where that is a container; one in a pod knows its own containers and no pods."""
+        root = node_root(self._proc, pid, placement.node_id) if placement.node_id else None
+        if root is None:
+            return Names()
+        node = HostFiles(Path(root), self._far.guards.mounts.far)
+        known = Names(pod_uid="" if placement.is_nested else placement.pod_uid)
+        found = self._looked_up(node, placement.container_id, known)
+        return Names(container=found.container) if placement.is_nested else found
 
     def _looked_up(self, files: HostFiles, container: str, names: Names) -> Names:
         """In a thread where the search leads to a far mount."""
@@ -180,14 +191,22 @@ class Attribution:
             key = f"names of {container or names.pod_uid}"
             return self._far.ask(key, far.mount, lambda: unguarded.find(container, names)) or names
 
-    def _of_conmon(self, pid: int, container: str) -> Names:
-        """`conmon … -c <id> -n <name>`: the parent of what Podman and cri-o run, also without root."""
-        parent = self._parent(pid, "conmon")
-        words = self._arguments(parent.id) if parent is not None and container else ()
-        options = dict(pairwise(words))
-        name = options.get("-n", "") if options.get("-c") == container else ""
+    def _of_conmon(self, pid: int, placement: Placement) -> Names:
+        """`conmon … -c <id> -n <name>`: the parent of what Podman and cri-o run, also without root.
+
+        It is outside: one that is in the container itself is only called so.
+        """
+        parent = self._parent(pid, "conmon") if placement.container_id else None
+        if parent is None or parse_cgroup(self._proc.cgroup(parent.pid)).container == placement.container_id:
+            return Names()
+        options = dict(pairwise(self._arguments(parent.id)))
+        name = options.get("-n", "") if options.get("-c") == placement.container_id else ""
         found = kubernetes_name(name)
-        return found if found.pod else Names.checked({"container": name})
+        return found if found.pod and not placement.is_nested else Names.checked({"container": name})
+
+    def _has_our_users(self, pid: int) -> bool:
+        """Whether it is in our user namespace: in one of his own everybody may mount what he likes."""
+        return self._content("self", "uid_map") == self._content(str(pid), "uid_map")
 
     def _parent(self, pid: int, comm: str) -> Stat | None:
         """The nearest process above with this name."""
@@ -199,8 +218,12 @@ class Attribution:
         return None
 
     def _mountinfo(self, pid: int) -> str:
+        return self._content(str(pid), "mountinfo")
+
+    def _content(self, process: str, name: str) -> str:
+        """A file of a process; empty when it cannot be read."""
         try:
-            with open(self._proc.path(pid, "mountinfo"), "rb", buffering=0) as file:
+            with open(self._proc.root / process / name, "rb", buffering=0) as file:
                 return file.read(_MOUNTINFO_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""

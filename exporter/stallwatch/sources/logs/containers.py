@@ -34,9 +34,9 @@ _TASK = f"{TASKS}/k8s.io"
 _ID = re.compile(r"[0-9a-f]{32}[0-9a-f-]{0,34}")
 _NUMBERED = re.compile(r"(\d{1,9})\.log")
 _TERMINATION_LOG = re.compile(
-    r"/pods/(?P<uid>[0-9a-f-]{32,36})/containers/(?P<name>[a-z0-9.-]+)/[0-9a-f]{8} /dev/termination-log "
+    r"/pods/[0-9a-f-]{32,36}/containers/(?P<name>[a-z0-9.-]+)/[0-9a-f]{8} /dev/termination-log "
 )
-"""In mountinfo: the kubelet mounts a file of the container, in a folder with its name and the uid of its pod."""
+"""In mountinfo: the kubelet mounts a file of the container, in a folder with its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,8 @@ class ContainerLogs:
 
     def _by_pod(self, container: str, pod: str, mountinfo: Callable[[], str]) -> Found:
         """`<namespace>_<pod>_<uid>/<container>/<number of the start>.log`."""
-        folders = self._files.names(PODS)
-        mounted = None if pod or not folders else _TERMINATION_LOG.search(mountinfo())
-        uid = plain_uid(mounted["uid"] if mounted else pod)
-        for folder in folders if uid else ():
+        uid = plain_uid(pod)
+        for folder in self._files.names(PODS) if uid else ():
             match = POD_FOLDER.fullmatch(folder)
             if match is None or plain_uid(match["uid"]) != uid:
                 continue
