@@ -299,6 +299,24 @@ def test_a_conmon_in_the_container_itself_is_only_called_so(node: Node) -> None:
     assert (node.look().server.pod, node.server.container) == ("", ID[:12])
 
 
+def test_a_group_in_a_pod_that_is_called_like_another_container_is_not_it(node: Node) -> None:
+    """Whoever may make groups in his own may call them by any id."""
+    for name, uid, container in (("chat-0", UID, NEXT_ID), ("victim-0", OTHER_UID, ID)):
+        log = node.root / f"var/log/pods/ai_{name}_{uid}/server/0.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("x\n")
+        link = node.root / f"var/log/containers/{name}_ai_server-{container}.log"
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(f"/{log.relative_to(node.root)}")
+    node.vllm(cgroup=f"0::/kubepods/pod{UID}/{NEXT_ID}/docker/{ID}\n")
+    node.tree.redirect(100, 1, "pipe:[1]")
+
+    server = node.look().server
+
+    assert (server.pod, server.pod_uid, server.container) == ("chat-0", UID, "server")
+    assert {place.path for place in server.logs} == {""}
+
+
 def test_the_docker_in_a_pod_names_its_containers_and_not_the_pod(node: Node) -> None:
     pod = f"0::/kubepods/pod{UID}/{NEXT_ID}"
     node.tree.add(30, "init", comm="init", ppid=2, cgroup=f"{pod}\n")

@@ -163,7 +163,7 @@ class Attribution:
         """By the id first: a pod that is known by its mounts alone comes after that."""
         if placement.container_name:
             return Names(container=placement.container_name)
-        container = placement.container_id
+        container = placement.node_id if placement.is_nested else placement.container_id
         names = Names(pod_uid=placement.pod_uid)
         if names.pod_uid:
             names = names.filled(hints)

@@ -125,8 +125,12 @@ class StreamPlaces:
         return LogPlace(stream, reason=NO_LOG)
 
     def _container(self, whose: Whose, stream: str) -> LogPlace:
-        """The file of a container's runtime; of one that runs in a node that is a container itself, the node's file."""
-        found = self._searched(self.containers, whose, stream)
+        """The file of a container's runtime; of one that runs in a node that is a container itself, the node's file.
+
+        In a pod everybody may call his groups what he likes: an id in there is none of this machine's containers.
+        """
+        nowhere = LogPlace(stream, reason=NO_LOG)
+        found = nowhere if whose.placement.is_nested else self._searched(self.containers, whose, stream)
         if found.reason == NO_LOG and (inside := self._inside_node(whose)) is not None:
             return self._searched(inside, whose, stream)
         return found
