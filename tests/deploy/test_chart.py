@@ -139,6 +139,23 @@ def test_no_form_gives_more_than_the_rights_to_look(form: str) -> None:
     assert all(mount["readOnly"] for mount in exporter(form)["volumeMounts"] if mount["name"] != "state")
 
 
+ENDPOINT_KEYS = {"port", "interval", "scrapeTimeout", "scheme", "tlsConfig", "honorLabels", "relabelings"}
+TLS_KEYS = {"serverName", "ca", "cert", "keySecret"}
+"""Of a PodMonitor (monitoring.coreos.com/v1) what is used here: its schema is in no package."""
+
+
+def test_the_pod_monitor_has_no_key_that_the_operator_does_not_know(form: str) -> None:
+    for monitor in (thing for thing in objects(form) if thing["kind"] == "PodMonitor"):
+        assert set(monitor["spec"]) == {"selector", "podMetricsEndpoints"}
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            assert set(endpoint) <= ENDPOINT_KEYS
+            assert set(endpoint.get("tlsConfig", {})) <= TLS_KEYS
+            assert {key for rule in endpoint["relabelings"] for key in rule} <= RELABEL_KEYS
+
+
+RELABEL_KEYS = {"action", "regex", "replacement", "sourceLabels", "targetLabel"}
+
+
 @pytest.mark.parametrize(("settings", "scheme"), [((), "https"), (("exposure=open",), None)])
 def test_prometheus_asks_as_the_exporter_answers(helm: Path, settings: tuple[str, ...], scheme: str | None) -> None:
     (endpoint,) = of_kind(render(helm, *settings), "PodMonitor")["spec"]["podMetricsEndpoints"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import time
@@ -78,6 +80,25 @@ def started(booted: Booted, port: int) -> Iterator[Booted]:
     booted.run("systemctl", "stop", "stallwatch")
 
 
+ATTEMPTS = """\
+import ctypes, json, os
+libc = ctypes.CDLL(None, use_errno=True)
+
+def error(number, *arguments):
+    return ctypes.get_errno() if libc.syscall(number, *arguments) == -1 else 0
+
+found = {}
+numbers = {"ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "tgkill": 234, "tkill": 200}
+for name, number in numbers.items():
+    found[name] = error(number, 0, 0, 0, 0, 0, 0)
+found["kill"] = error(62, os.getpid(), 0)
+found["pidfd_getfd"] = error(438, 0, 0, 0)
+found["pidfd_send_signal"] = error(424, os.pidfd_open(os.getpid()), 0, 0, 0)
+open("/var/lib/stallwatch/attempts", "w").write(json.dumps(found))
+"""
+"""Each call that acts, on ourselves, where it is harmless; numbers of x86-64.  0 is allowed, else errno."""
+
+
 def set_cards(machine: Booted, text: str) -> None:
     """At once: a file that is empty for a moment would end what hangs."""
     machine.write(f"{CARDS}/new", text)
@@ -100,6 +121,24 @@ def test_it_runs_as_its_own_user_with_three_capabilities(started: Booted) -> Non
     assert fields["Uid"].split()[0] == started.run("id", "-u", "stallwatch").stdout.strip() != "0"
 
 
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls are those of x86-64")
+def test_its_filter_lets_it_signal_and_attach_to_nobody(booted: Booted) -> None:
+    """A unit that is the same but for its program."""
+    unit = (ROOT / "deploy/systemd/stallwatch.service").read_text()
+    replaced = {"Type": "oneshot", "ExecStart": "/opt/stallwatch/bin/python /run/attempts.py", "Restart": "no"}
+    for key, value in replaced.items():
+        unit = re.sub(rf"^{key}=.*$", f"{key}={value}", unit, flags=re.MULTILINE)
+    booted.write("/run/attempts.py", ATTEMPTS)
+    booted.write("/run/systemd/system/attempts.service", unit)
+    booted.run("systemctl", "daemon-reload")
+    booted.run("systemctl", "start", "attempts")
+    found = json.loads(booted.run("cat", "/var/lib/stallwatch/attempts").stdout)
+
+    assert found.pop("pidfd_send_signal") == 0
+    assert set(found.values()) == {errno.EPERM}, found
+    assert len(found) == 7
+
+
 def test_it_judges_a_server_of_root(started: Booted, port: int, tmp_path: Path) -> None:
     """The log is root's alone; threads, bytes read and open files are another user's."""
     log = "/root/server.log"
@@ -107,11 +146,24 @@ def test_it_judges_a_server_of_root(started: Booted, port: int, tmp_path: Path) 
     words += ["--port", str(free_port()), "--for", "2m", "--log", log]
     with Program(started.inside("sh", "-c", f'umask 077; exec "$@" >{log}.out 2>&1', "sh", *words), tmp_path / "out"):
         server = wait_until(lambda: stalled(port), 90, f"stalled: {servers(port)}", 0.2)
+        ours = evidence(fetch(f"http://127.0.0.1:{port}/metrics")[1])
+        once = ["/opt/stallwatch/bin/stallwatch", "serve", "--once", "--config.file", CONFIG_FILE]
+        roots = evidence(started.run(*once).stdout)
 
     assert (server["reason"], server["suspect_rank"]) == ("idle_wait", "TP3")
     readable = {channel["channel"] for channel in server["channels"] if channel["state"] in ("moving", "flat")}
     assert readable >= {"log", "storage", "memory", "cpu"}
     assert server["ranks"][0]["wait"].get("futex", 0) > 100
+    assert len(roots) > 60
+    assert ours == roots
+
+
+def evidence(page: str) -> set[str]:
+    """The series of what is read of processes, threads, ports and logs.  Wait classes that come and go are left out."""
+    read = re.findall(
+        r"^stallwatch_((?:process|threads|port|log|rank_info|rank_alive|server_info)\S*{.*}) ", page, re.M
+    )
+    return {series for series in read if "threads" not in series or 'wait="futex"' in series}
 
 
 def stalled(port: int) -> dict[str, Any] | None:
