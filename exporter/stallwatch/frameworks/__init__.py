@@ -86,7 +86,7 @@ RANKED = re.compile(r"\[rank(?P<rank>\d{1,6})\]: ")
 _NUMBERED = re.compile(r"(\w+?)_\d")
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|[0-9]{1,3}(?:,[0-9]{3}){1,5})([kKMGTP]?)(i?)B?")
 _POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_PARTS = re.compile(r"([A-Z]+(?:_[A-Z]+)*)(\d{1,5})(?!\d)")
+_PARTS = re.compile(r"(?<![A-Z])(?<![A-Z]_)([A-Z]+(?:_[A-Z]+)*)(\d{1,5})(?!\d)")
 
 Role = Literal["main", "engine", "rank", "worker", "detokenizer", "controller"]
 _Need = Literal["own", "uvicorn", "any"]

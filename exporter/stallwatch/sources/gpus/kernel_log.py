@@ -28,7 +28,7 @@ MOST_RECORDS = 20_000
 RECORD_BYTES = 16 << 10
 """The kernel makes them no longer than 8 KiB (PRINTK_MESSAGE_MAX, before Linux 6.4 CONSOLE_EXT_LOG_MAX)."""
 
-_PREFIX = re.compile(rb"(\d+),(\d+),(\d+),([^,;]*)[^;]*;")
+_PREFIX = re.compile(rb"(\d+),(\d+),(\d+),([^,;]*)(?:,[^;]*)?;")
 """Facility and level, number, microseconds, flags, then perhaps fields of newer kernels."""
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 

@@ -14,8 +14,8 @@ MAX_SHAPES = 20_000
 _DIGITS = b"0123456789"
 _MASK = re.compile(
     r"'[^']*'|\"[^\"]*\"|`[^`]*`"  # quoted
-    r"|(?:\w+://|/|\.{1,2}/)\S+"  # URLs and paths
-    r"|\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F]*\b(?:[-:.](?:0x)?[0-9a-fA-F]+)*"  # hashes, UUIDs, addresses
+    r"|(?:\b\w+://|/|\.{1,2}/)\S+"  # URLs and paths
+    r"|\b(?:0x)?(?=[a-fA-F]*\d)[0-9a-fA-F]++\b(?:[-:.](?:0x)?[0-9a-fA-F]+)*"  # hashes, UUIDs, addresses
     r"|\d+"
 )
 _NOT_NOVEL = re.compile(
