@@ -205,6 +205,15 @@ def test_an_address_that_is_none_is_an_error(url: str) -> None:
     assert str(wrong.value) == f"{url}: --url: an http:// or https:// address is needed"
 
 
+@pytest.mark.parametrize("url", ["ftp://user:hunter2@h/x?hunter2", "user:hunter2@h", "ftp://a/b:hunter2@h#hunter2"])
+def test_a_wrong_address_is_told_without_its_password(url: str) -> None:
+    with pytest.raises(InputError) as wrong:
+        fetch(Peer(url))
+
+    assert str(wrong.value).endswith(": --url: an http:// or https:// address is needed")
+    assert "hunter2" not in str(wrong.value)
+
+
 # --- looking ourselves -------------------------------------------------------------------------------------
 
 

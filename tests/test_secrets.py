@@ -7,24 +7,31 @@ them stand, in either case, as they are or encoded.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
+import http.client
 import http.server
+import io
 import json
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 
 from proc_tree import ProcTree, threads
 from proc_tree import Thread as ProcThread
 from stallwatch.assembly import Settings, make_daemon
+from stallwatch.cli import COMMANDS as COMMANDS_OF_OURS
 from stallwatch.cli import main
-from stallwatch.config import Thresholds
+from stallwatch.config import Thresholds, load_config
 from stallwatch.daemon import Daemon
 from stallwatch.exposition import Exposition
 from stallwatch.frameworks import load_frameworks
@@ -36,6 +43,9 @@ from stallwatch.presentation import document, text, verdict_line
 from stallwatch.record import Recorder
 from stallwatch.sources.logs.search import literal_finder
 from stallwatch.state_file import open_state
+from stallwatch.strict_yaml import InputError
+from stallwatch.web import Published, serve_http
+from stallwatch.web.app import App
 from stallwatch.web.log_facts import log_facts
 from stallwatch.web.page import Beside, html
 
@@ -346,7 +356,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         """It says nothing."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def talkative() -> Iterator[int]:
     """The port of a server on loopback."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
@@ -457,7 +467,8 @@ class Machine:
     def _add(self, pid: int, name: str) -> None:
         argv = COMMANDS[name]
         comm = "python3" if argv[0] == "python3" else argv[0][:15]
-        given: dict[str, Any] = {"environ": ENVIRON, "cpu": 1.0, "io": {"rchar": 5}}
+        cgroup = f"0::/build-{core('vault')}/{core('npm')}/job\n"
+        given: dict[str, Any] = {"environ": ENVIRON, "cpu": 1.0, "io": {"rchar": 5}, "cgroup": cgroup}
         given["tasks"] = threads(3, ProcThread(wchan="futex_do_wait"), pid)
         self.tree.add(pid, argv, comm=comm, **given)
         for rank in range(2):
@@ -496,18 +507,73 @@ class Cycle:
         return self.reports[-1]
 
 
-def pages(report: Report) -> dict[str, str]:
-    """Everything that is made of a report."""
-    told = document(report)
-    page = Exposition().page(report)
-    return {
-        "metrics": page.text(False).decode(),
-        "openmetrics": page.text(True).decode(),
-        "json": json.dumps(told),
-        "page": html(told, beside=Beside(log_facts(report.readings))),
-        "check": text(told),
-        "verdicts": "\n".join(map(verdict_line, told["servers"])),
-    }
+@dataclass
+class Life:
+    """What a machine full of secrets made us write, and what it was made from."""
+
+    machine: Machine
+    report: Report
+    config_file: Path
+    state_folder: Path
+    remembered: str
+    log: str
+    recording: Path
+    url: str
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory, talkative: int) -> Iterator[Life]:
+    folder = tmp_path_factory.mktemp("life")
+    machine, kept, recorded = Machine(folder), Kept(), list[str]()
+    config_file, state_folder = configuration(folder, talkative), folder / "state"
+    state_folder.mkdir(mode=0o700)
+    opened = open_state(str(state_folder), str(machine.tree.root))
+    assert opened is not None
+    state, boot, _ = opened
+    reports: list[Report] = []
+    recorder = Recorder(recorded.append, 5.0, lambda name: Thresholds(), 0.0)
+    with restored_logging():
+        logging.getLogger().handlers[:] = [kept]
+        logging.getLogger().setLevel(logging.DEBUG)
+        settings = Settings(str(config_file), procfs=str(machine.tree.root), rootfs=str(machine.root))
+        daemon = make_daemon(settings, reports.append, witness=recorder.witness, memory=Memory(state.seal, boot))
+        try:
+            report = Cycle(daemon, reports).steps(3)
+            remembered = daemon.remembered()
+            assert remembered is not None
+            state.write(remembered)
+            recorder.begin()
+        finally:
+            daemon.close()
+            state.close()
+    recording = folder / "recording.jsonl"
+    recording.write_text("".join(recorded))
+    published = Published(1e9, lambda: report.monotonic)
+    published.publish(report)
+    http = serve_http(published, ["127.0.0.1:0"], reload=lambda: "the file is wrong")
+    try:
+        url = f"http://{http.addresses[0]}"
+        told = json.dumps(remembered), "\n".join(kept.lines)
+        yield Life(machine, report, config_file, state_folder, *told, recording, url)
+    finally:
+        http.stop()
+
+
+def test_the_machine_was_read_or_nothing_was_tested(life: Life) -> None:
+    report = life.report
+    assert {server.server.framework for server in report.servers} == set(COMMANDS)
+    read = {reading.labels[0]: reading.value for reading in report.readings if reading.signal.name == "log_lines_total"}
+    assert len(read) == len(COMMANDS)
+    assert all(value and value > len(SECRETS) for value in read.values())
+    assert {server.server.name for server in report.servers} >= {"asked", "broken"}
+    assert f"/{core('cookie')}?key={core('query_token')} Bearer {core('bearer')}" in Answers.asked
+    assert life.recording.read_text().count("\n") > 10
+    assert life.log
+    models = {server.server.framework: server.server.model for server in report.servers}
+    assert (models["vllm"], models["sglang"], models["llamacpp"]) == ("org/m", "org/m", "b/m.gguf")
+
+
+# --- everything that leaves ----------------------------------------------------------------------------------
 
 
 def files_below(folder: Path) -> dict[str, str]:
@@ -518,77 +584,247 @@ def files_below(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_whole_cycle_writes_no_secret_anywhere(
-    tmp_path: Path, talkative: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    machine = Machine(tmp_path)
-    kept, recorded = Kept(), list[str]()
-    state_folder = tmp_path / "state"
-    state_folder.mkdir(mode=0o700)
-    opened = open_state(str(state_folder), str(machine.tree.root))
-    assert opened is not None
-    state, boot, _ = opened
-    reports: list[Report] = []
-    recorder = Recorder(recorded.append, 5.0, lambda name: Thresholds(), 0.0)
+ROUTES = ("/", "/live", "/api/v1/report", "/-/healthy", "/-/ready", "/metrics", "/-/reload")
+FORMS_OF_A_PAGE = ("text/plain", "application/openmetrics-text;version=1.0.0")
 
-    with restored_logging():
-        logging.getLogger().handlers[:] = [kept]
-        logging.getLogger().setLevel(logging.DEBUG)
-        config_file = str(configuration(tmp_path, talkative))
-        settings = Settings(config_file, procfs=str(machine.tree.root), rootfs=str(machine.root))
-        memory = Memory(state.seal, boot)
-        daemon = make_daemon(settings, reports.append, witness=recorder.witness, memory=memory)
-        try:
-            report = Cycle(daemon, reports).steps(3)
-            remembered = daemon.remembered()
-            assert remembered is not None
-            state.write(remembered)
-            recorder.begin()
-        finally:
-            daemon.close()
-            state.close()
 
-    found = {server.server.framework for server in report.servers}
-    assert found == set(COMMANDS), "every server was found, or nothing was tested"
-    read = {reading.labels[0]: reading.value for reading in report.readings if reading.signal.name == "log_lines_total"}
-    assert len(read) == len(COMMANDS)
-    assert all(value and value > len(SECRETS) for value in read.values())
-    assert {server.server.name for server in report.servers} >= {"asked", "broken"}
-    assert f"/{core('cookie')}?key={core('query_token')} Bearer {core('bearer')}" in Answers.asked
-    assert len(recorded) > 10
-    assert kept.lines
-    models = {server.server.framework: server.server.model for server in report.servers}
-    assert (models["vllm"], models["sglang"], models["llamacpp"]) == ("org/m", "org/m", "b/m.gguf")
-    said = capsys.readouterr()
-    assert_clean(
+def asked(life: Life, path: str, method: str = "GET", **headers: str) -> str:
+    """Everything of the answer: status line, headers and body, unpacked."""
+    client = http.client.HTTPConnection(urlsplit(life.url).netloc, timeout=10)
+    try:
+        client.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = client.getresponse()
+        body = answer.read()
+        if answer.headers["Content-Encoding"] == "gzip":
+            body = gzip.decompress(body)
+        return f"{answer.status} {answer.reason}\n{answer.headers}\n{body.decode()}"
+    finally:
+        client.close()
+
+
+def told_by_http(life: Life) -> dict[str, str]:
+    """Every route in every form; and what those are told who ask for secrets themselves."""
+    found = {f"{path} {form}": asked(life, path, accept=form) for path in ROUTES for form in FORMS_OF_A_PAGE}
+    found |= {f"{path} packed": asked(life, path, accept_encoding="gzip") for path in ROUTES}
+    found["wrong path"] = asked(life, f"/{core('jwt')}?key={core('npm')}", authorization=SECRETS["bearer"])
+    found["wrong method"] = asked(life, f"/metrics?{core('jwt')}", method=core("vault"))
+    found["wrong answer type"] = asked(life, "/metrics", accept=SECRETS["password"], cookie=SECRETS["cookie"])
+    found["reload"] = asked(life, "/-/reload", method="POST")
+    return found
+
+
+def told_of_the_report(life: Life) -> dict[str, str]:
+    """What is made of a report beside HTTP."""
+    document_ = document(life.report)
+    page = Exposition().page(life.report)
+    facts = Beside(log_facts(life.report.readings))
+    return {
+        "metrics": page.text(False).decode(),
+        "openmetrics": page.text(True).decode(),
+        "page": html(document_, beside=facts),
+        "check": text(document_),
+        "verdicts": "\n".join(map(verdict_line, document_["servers"])),
+    }
+
+
+def kept_by_us(life: Life) -> dict[str, str]:
+    """The state: told lines, learned budgets and all; and the log of our own at its most talkative, in both forms."""
+    kept = {f"state/{name}": content for name, content in files_below(life.state_folder).items()}
+    assert any(kept.values())
+    return kept | {"remembered": life.remembered, "log": life.log}
+
+
+def printed(*arguments: str) -> dict[str, str]:
+    """What a command of ours writes on stdout and stderr; on the log, too, at its most talkative."""
+    out, err = io.StringIO(), io.StringIO()
+    with restored_logging(), redirect_stdout(out), redirect_stderr(err):
+        status = main([*arguments[:1], "--log.level", "debug", *arguments[1:]])
+    command = " ".join(arguments[:1])
+    return {f"{command} out": out.getvalue(), f"{command} err": err.getvalue(), f"{command} status": str(status)}
+
+
+def where(life: Life) -> tuple[str, ...]:
+    roots = ("--path.procfs", str(life.machine.tree.root), "--path.rootfs", str(life.machine.root))
+    return "--config.file", str(life.config_file), *roots
+
+
+def by_serve(life: Life) -> dict[str, str]:
+    """A cycle with all its threads."""
+    return printed("serve", *where(life), "--once", "--log.format", "json")
+
+
+def by_check(life: Life) -> dict[str, str]:
+    """Of a running serve, whose address holds a password and whose JSON is passed on; and watching by itself."""
+    address = life.url.replace("://", f"://user:{core('url_user')}@") + f"/?{core('query_token')}"
+    nobody = f"http://user:{core('url_user')}@127.0.0.1:1/prefix?{core('jwt')}"
+    told = {form: printed("check", "--url", address, "--stacks", "--format", form) for form in ("text", "json")}
+    assert all("sglang" in parts["check out"] for parts in told.values())
+    told["alone"] = printed("check", "--url", nobody, *where(life), "--for", "2s", "--stacks")
+    told["wrong"] = printed("check", "--url", f"ftp://{core('url_user')}@h")
+    return {f"{name} {key}": said for name, parts in told.items() for key, said in parts.items()}
+
+
+def by_record(life: Life) -> dict[str, str]:
+    out = life.state_folder.parent / "by-record.jsonl"
+    out.unlink(missing_ok=True)
+    said = printed("record", *where(life), "--out", str(out), "--for", "2s")
+    assert out.stat().st_size > 1000
+    return said | {"recording": out.read_text(), "in one process": life.recording.read_text()}
+
+
+def by_replay(life: Life) -> dict[str, str]:
+    """Of a recording, and of such as hold a secret where none belongs."""
+    told = {form: printed("replay", "--format", form, str(life.recording)) for form in ("text", "json")}
+    broken = life.recording.with_name("broken.jsonl")
+    header = life.recording.read_text().partition("\n")[0]
+    for kind, secret in SECRETS.items():
+        line = {"t": 1e6, secret: secret, "readings": [[secret, {secret: secret}, 1]]}
+        broken.write_text(f"{header}\n{json.dumps(line)}\n")
+        told[kind] = printed("replay", str(broken))
+    return {f"{name} {key}": said for name, parts in told.items() for key, said in parts.items()}
+
+
+def by_parse(life: Life) -> dict[str, str]:
+    """The name of a file is the caller's own word, and is said again."""
+    log = str(next(life.machine.root.rglob("vllm.log")))
+    said = {form: printed("parse", "--format", form, log) for form in ("text", "json")}
+    return {f"{key} {form}": part.replace(log, "") for form, parts in said.items() for key, part in parts.items()}
+
+
+OUTLETS: Mapping[str, Callable[[Life], dict[str, str]]] = {
+    "http": told_by_http,
+    "report": told_of_the_report,
+    "kept": kept_by_us,
+    "serve": by_serve,
+    "check": by_check,
+    "record": by_record,
+    "replay": by_replay,
+    "parse": by_parse,
+}
+READ_NOTHING = frozenset(("drill", "rules", "frameworks", "signals"))
+"""Commands that look at no machine, no log and no recording."""
+
+
+def test_every_command_and_every_route_is_an_outlet() -> None:
+    assert set(COMMANDS_OF_OURS) <= OUTLETS.keys() | READ_NOTHING
+    app = App(Published(1.0, lambda: 0.0))
+    assert set(app._routes) | {"/-/reload"} == set(ROUTES)
+
+
+@pytest.mark.parametrize("outlet", OUTLETS)
+def test_no_secret_leaves(outlet: str, life: Life) -> None:
+    told = OUTLETS[outlet](life)
+    prefix = str(life.machine.root.parent)
+
+    assert any(told.values())
+    assert_clean({name: said.replace(prefix, "") for name, said in told.items()})
+
+
+# --- what we are given ---------------------------------------------------------------------------------------
+
+CONFIGURED: dict[str, Any] = {
+    "servers": [
         {
-            **pages(report),
-            "recording": "".join(recorded),
-            "remembered": json.dumps(remembered),
-            **{f"state/{name}": content for name, content in files_below(state_folder).items()},
-            "log": "\n".join(kept.lines),
-            "out": said.out,
-            "err": said.err,
+            "name": "a",
+            "match": {"command": "x"},
+            "framework": "vllm",
+            "role": "server",
+            "logs": ["/var/log/x*.log"],
+            "port": 8000,
+            "health": {"url": "https://h/x", "insecure": False, "bearer_file": "/t"},
+            "ranks": 2,
+            "model": "m/x",
+            "labels": {"team": "x"},
+            "verdict": {"window": "60s", "budgets": {"compiling": "30m"}},
         }
-    )
+    ],
+    "discovery": {"enabled": True, "frameworks": ["vllm"], "users": ["root"], "exclude": ["x"]},
+    "intervals": {"tick": "5s", "threads": "10s", "gpu": "5s", "health": "30s"},
+    "verdict": {"window": "60s", "stall_after": "4m", "budgets": {"compiling": "30m"}},
+    "limits": {"servers": 64, "line_bytes": "1MiB"},
+    "retention": "10m",
+}
+S = core("bearer")
+WRONG: tuple[Any, ...] = (S, [S], {S: 1}, f"{S}(", f"(?P<{S}>x)(?P<{S}>y)", f"http://u:{S}@h", f"../{S}\0", ["x", S, S])
+NO_YAML = (f"a: *{S}", f"a: [{S}", f'a: "{S}', f"a: !<x:{S}> [", f"a: @{S}", f"{S}: 1\n{S}: 2", f"%{S}\n---\n", S)
 
 
-def test_what_is_wrong_with_a_configuration_is_said_without_what_may_be_a_secret(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to everything in a configuration."""
+    if path:
+        yield path
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield from places(value[key], (*path, key))
+
+
+def changed_at(path: tuple[Any, ...], wrong: Any) -> str:
+    """The configuration as text, with something wrong at one place."""
+    copy = deepcopy(CONFIGURED)
+    holder: Any = copy
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = wrong
+    return json.dumps(copy, indent=1)  # which is YAML, too
+
+
+def mistakes(tmp_path: Path, texts: Iterable[str]) -> dict[str, str]:
+    """What is said of each text that is wrong."""
+    names, found, file = tuple(each.name for each in FRAMEWORKS), {}, tmp_path / "stallwatch.yml"
+    for content in texts:
+        file.write_text(content)
+        try:
+            load_config(str(file), names)
+        except InputError as error:
+            found[content] = str(error)
+    return found
+
+
+@pytest.mark.parametrize("path", list(places(CONFIGURED)), ids=str)
+def test_no_mistake_in_a_configuration_is_told_with_a_secret(path: tuple[Any, ...], tmp_path: Path) -> None:
+    unknown_key = changed_at((*path[:-1], f"key-{S}"), 1) if isinstance(path[-1], str) else ""
+    found = mistakes(tmp_path, [*(changed_at(path, wrong) for wrong in WRONG), unknown_key])
+
+    assert len(found) > 1
+    assert_clean({str(number): told for number, told in enumerate(found.values())})
+
+
+def test_what_is_no_configuration_at_all_is_told_without_a_secret(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, [json.dumps(CONFIGURED)]) == {}
+    found = mistakes(tmp_path, NO_YAML)
+
+    assert len(found) == len(NO_YAML)
+    assert_clean({str(number): told for number, told in enumerate(found.values())})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", f"--web.token={S}"],
+        ["serve", "--web.password", S],
+        ["serve", f"--{S}"],
+        ["serve", S],
+        ["serve", "--web.max-requests", S],
+        ["serve", "--web.telemetry-path", S],
+        ["check", "--for", S],
+    ],
+    ids=" ".join,
+)
+def test_no_wrong_flag_is_told_with_a_secret(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):
+        assert main(arguments) == 2
+
+    assert_clean({"said": "".join(capsys.readouterr())})
+
+
+@pytest.mark.parametrize("name", ["LOG_LEVEL", "COLLECTOR_GPU", "WEB_MAX_REQUESTS", "ONCE", "LOG_FORMAT"])
+def test_no_wrong_variable_is_told_with_a_secret(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = f"http://user:{core('url_user')}@h/x"
-    wrong = (
-        f"servers: [{{name: a, match: {{port: 1}}, health: {{url: '{url}'}}}}]",
-        f"servers: [{{name: a, match: {{port: 1}}, health: {{url: 'http://h/', bearer: '{core('bearer')}'}}}}]",
-        f"servers: [{{name: a, match: {{port: 1}}, api_key: '{core('openai')}'}}]",
-        f"token: '{core('ngc')}'",
-    )
-    for number, content in enumerate(wrong):
-        file = tmp_path / f"{number}.yml"
-        file.write_text(content + "\n")
-        with restored_logging():
-            assert main(["serve", "--config.check", "--config.file", str(file)]) == 2
+    monkeypatch.setenv(f"STALLWATCH_{name}", S)
+    with suppress(SystemExit):
+        assert main(["serve", "--once"]) == 2
 
-    said = capsys.readouterr()
-    assert said.err.count("stallwatch: ") == len(wrong)
-    assert_clean({"out": said.out, "err": said.err})
+    said = "".join(capsys.readouterr())
+    assert f"STALLWATCH_{name}" in said
+    assert_clean({"said": said})

@@ -9,6 +9,7 @@ import base64
 import http.client
 import json
 import logging
+import re
 import ssl
 import sys
 import threading
@@ -64,11 +65,11 @@ def check(
     config = read_config(settings, load_frameworks())  # a wrong file is said even when it is not needed
     found = fetch(peer)
     if found is None:
-        print(f"no stallwatch serve at {peer.url}: watching for {seconds:g} s", file=sys.stderr)
+        print(f"no stallwatch serve at {_address(peer.url)}: watching for {seconds:g} s", file=sys.stderr)
         logging.getLogger(Daemon.__module__).setLevel(logging.WARNING)  # the answer comes at the end
         found = watch(settings, config, seconds)
     else:
-        print(f"what the stallwatch serve at {peer.url} says:", file=sys.stderr)
+        print(f"what the stallwatch serve at {_address(peer.url)} says:", file=sys.stderr)
     if server is not None:
         found["servers"] = _only(server, found["servers"])
     if with_stacks:
@@ -98,7 +99,7 @@ def fetch(peer: Peer) -> dict[str, Any] | None:
     asking.start()
     asking.join(ANSWER_SECONDS)
     if found and isinstance(found[0], RefusedError):
-        print(f"stallwatch: {peer.url}: {found[0]}", file=sys.stderr)
+        print(f"stallwatch: {_address(peer.url)}: {found[0]}", file=sys.stderr)
     return _without_stacks(found[0]) if found and _is_document(found[0]) else None
 
 
@@ -133,7 +134,7 @@ def _headers(peer: Peer) -> dict[str, str]:
         return {}
     parts = urlsplit(peer.url)
     if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
-        raise InputError(peer.url, 0, "--url", "a password is sent to https:// only, or to this machine")
+        raise InputError(_address(peer.url), 0, "--url", "a password is sent to https:// only, or to this machine")
     try:
         line = Path(peer.password_file).read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:
@@ -142,6 +143,12 @@ def _headers(peer: Peer) -> dict[str, str]:
     if ":" not in line:
         raise InputError(peer.password_file, 1, "--password-file", "USER:PASSWORD is needed on the first line")
     return {"Authorization": "Basic " + base64.b64encode(line.encode()).decode()}
+
+
+def _address(url: str) -> str:
+    """The URL as it may be printed: without a user, a password or a query."""
+    plain = re.match(r"(\w+://)?(?:.*@)?([^?#@]*)", url)
+    return f"{plain[1] or ''}{plain[2]}" if plain else ""
 
 
 def _context(ca_file: str | None) -> ssl.SSLContext:
@@ -162,7 +169,7 @@ def _connection(peer: Peer) -> tuple[http.client.HTTPConnection, str]:
     except ValueError:
         host, port = None, None
     if not host or parts.scheme not in ("http", "https"):
-        raise InputError(url, 0, "--url", "an http:// or https:// address is needed")
+        raise InputError(_address(url), 0, "--url", "an http:// or https:// address is needed")
     path = parts.path.rstrip("/")
     if parts.scheme == "http":
         return http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS), path
