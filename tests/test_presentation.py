@@ -10,6 +10,7 @@ import pytest
 
 from stallwatch.model import REASONS, STATES, GpuState, RankState, Report, Verdict
 from stallwatch.presentation import (
+    PLACES,
     REASON_WORDS,
     SEVERITY,
     by_severity,
@@ -48,6 +49,14 @@ def test_the_text_of_a_fetched_document_is_the_same(report: Report) -> None:
     fetched = json.loads(json.dumps(document(report)))
 
     assert text(fetched) == text(document(report))
+
+
+def test_the_document_says_where_a_server_runs(report: Report) -> None:
+    first = report.servers[0]
+    server = replace(first.server, pod="chat-0", namespace="ai", container="server", unit="", slurm_job="77")
+    moved = server_document(replace(first, server=server), report.monotonic)
+
+    assert [moved[name] for name in PLACES] == ["chat-0", "ai", "server", "", "77"]
 
 
 def test_the_document_has_the_keys_of_the_contract(report: Report) -> None:

@@ -79,6 +79,10 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
+PLACES = ("pod", "namespace", "container", "unit", "slurm_job")
+"""Where a server runs; docs/CONTAINERS.md."""
+
+
 def server_document(report: ServerReport, now: float) -> dict[str, Any]:
     """One server of the document.  `now`: the monotonic second of the report, for `since_seconds_ago`."""
     server, verdict = report.server, report.verdict
@@ -88,6 +92,7 @@ def server_document(report: ServerReport, now: float) -> dict[str, Any]:
         "version": printable(server.version),
         "model": printable(server.model),
         "role": server.role,
+        **{name: printable(getattr(server, name)) for name in PLACES},
         "state": verdict.state,
         "reason": verdict.reason,
         "since": _number(report.since_timestamp),
