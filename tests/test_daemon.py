@@ -266,8 +266,8 @@ def test_series_that_were_dropped_are_counted() -> None:
     node.sources["processes"].dropped_servers = 7
     node.sources["processes"].dropped_ranks = 3
 
-    assert before == {"servers_limit": 0, "ranks_limit": 0, "logs_limit": 0}
-    assert node.step().dropped == {"servers_limit": 7, "ranks_limit": 3, "logs_limit": 0}
+    assert before == {"servers_limit": 0, "ranks_limit": 0, "logs_limit": 0, "kinds_limit": 0}
+    assert node.step().dropped == {"servers_limit": 7, "ranks_limit": 3, "logs_limit": 0, "kinds_limit": 0}
 
 
 # --- what sources tell each other --------------------------------------------------------------------------

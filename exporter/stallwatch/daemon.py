@@ -321,6 +321,7 @@ class Daemon:
             startups=self._episodes.startups(),
             config_reload=self._config_reload,
             dropped=self._dropped(),
+            outcomes=tuple(self._episodes.outcomes.told()),
         )
 
     def _concluded(self) -> Iterator[Reading]:
@@ -331,10 +332,11 @@ class Daemon:
 
     def _dropped(self) -> dict[str, int]:
         sources = [poller.source for poller in self.pollers]
-        return {
+        counts = {
             f"{what}_limit": sum(int(getattr(source, f"dropped_{what}", 0)) for source in sources)
             for what in ("servers", "ranks", "logs")
         }
+        return {**counts, "kinds_limit": self._episodes.outcomes.dropped}
 
     def _is_current(self, result: Result, monotonic: float) -> bool:
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)

@@ -26,6 +26,7 @@ from .model import (
     Verdict,
     is_rank_name,
 )
+from .outcomes import MOST_KINDS, Outcomes
 from .restarts import Restarts
 from .server_timeline import ServerTimeline, natural
 from .timeline import Timeline
@@ -79,6 +80,8 @@ class Episode:
     restarts: Restarts = field(default_factory=Restarts)
     phases: dict[str, float] = field(default_factory=dict)  # seconds the present start took in each, at most
     was_stalled: bool = False  # the present start: how long it took is no measure
+    stall_reason: str = "none"  # why the present start stalled last, before it was ready
+    has_ended: bool = False  # the present start is ready, or over, and was counted
 
 
 @dataclass(slots=True)
@@ -116,6 +119,7 @@ class Episodes:
         self._episodes: dict[str, Episode] = {}
         self._startups: dict[tuple[str, str, str], Startups] = {}
         self.learned = Learned()
+        self.outcomes = Outcomes()
         self.changes: list[Change] = []
 
     def tick(self, now: float, wall: float, dated: Mapping[str, float] | None = None) -> tuple[ServerReport, ...]:
@@ -204,16 +208,21 @@ class Episodes:
             similar=self.learned.similar(server),
         )
 
-    @staticmethod
-    def _begin(episode: Episode, timeline: ServerTimeline, thresholds: Thresholds, now: float, wall: float) -> None:
+    def _begin(
+        self, episode: Episode, timeline: ServerTimeline, thresholds: Thresholds, now: float, wall: float
+    ) -> None:
         """Another start of the name.  Of a loop of starts that fail each is a failure from its beginning on."""
         server = timeline.server
         is_job, pod_uid = (server.role == "embedded", server.pod_uid) if server is not None else (False, "")
         last, was_ready = episode.verdict, episode.was_ready
         over = last if episode.start_timestamp else None  # before a time was told there was no other start
         held = episode.restarts.begin(over, was_ready, is_job, now, thresholds, pod_uid)
+        if episode.start_timestamp and timeline.start_timestamp:  # an end that was seen is counted already
+            reason = held.reason if held is not None else None
+            self._note_end(episode, timeline, reason, timeline.start_timestamp)
         episode.start_timestamp, episode.was_ready = timeline.start_timestamp, False
         episode.phases, episode.was_stalled = {}, False
+        episode.stall_reason, episode.has_ended = "none", False
         if held is not None:
             episode.verdict, episode.since_timestamp = held, wall - (now - held.since)
         elif last is not None and last.state in ("failed", "gone"):
@@ -254,27 +263,47 @@ class Episodes:
     ) -> None:
         was_stalled = episode.verdict is not None and episode.verdict.state == "stalled"
         if was_stalled and episode.judged_at is not None:
-            episode.stalled_seconds += max(0.0, now - episode.judged_at)
+            seconds, known = max(0.0, now - episode.judged_at), episode.verdict
+            episode.stalled_seconds += seconds
+            self.outcomes.stall(_known_server(timeline), known.reason if known is not None else "none", seconds)
         if episode.verdict is None or episode.verdict.since != verdict.since:
             episode.since_timestamp = wall - (now - verdict.since)
         episode.verdict, episode.judged_at = verdict, now
         if not evidence.ready:
             episode.phases[evidence.phase] = max(evidence.phase_age, episode.phases.get(evidence.phase, 0.0))
-            episode.was_stalled = episode.was_stalled or verdict.state == "stalled"
+            if verdict.state == "stalled":
+                episode.was_stalled, episode.stall_reason = True, verdict.reason
         timeline.was_ready, timeline.is_idle = evidence.ready, verdict.state == "idle"
         if evidence.ready and not episode.was_ready:
             episode.was_ready = True
             self._note_ready(episode, timeline, now, wall)
+        is_over = timeline.root_gone_at is not None or not episode.restarts.is_held
+        if verdict.state in ("failed", "gone") and is_over and not episode.was_ready:
+            self._note_end(episode, timeline, verdict.reason if verdict.state == "failed" else None, wall)
+
+    def _note_end(self, episode: Episode, timeline: ServerTimeline, failure: str | None, wall: float) -> None:
+        """Count a start that ended before it was ready; `failure`: the reason of one that is known to have failed."""
+        if episode.has_ended or episode.start_timestamp is None or episode.start_timestamp <= 0:
+            return
+        episode.has_ended = True
+        outcome, reason = "failed" if failure else "stopped", failure or "none"
+        if not failure and episode.was_stalled:
+            outcome, reason = "stalled", episode.stall_reason
+        self.outcomes.end(_known_server(timeline), outcome, reason, max(0.0, wall - episode.start_timestamp))
 
     def _note_ready(self, episode: Episode, timeline: ServerTimeline, now: float, wall: float) -> None:
         """Count the start that became ready, if we saw it happen."""
         ready_at = timeline.startup.ready_at if timeline.startup.ready_at is not None else now
+        was_over, episode.has_ended = episode.has_ended, True
         server, started = timeline.server, timeline.start_timestamp
         if server is None or not started or ready_at <= timeline.anchor:
             return
         episode.startup_seconds = max(0.0, wall - (now - ready_at) - started)
         key = (server.framework, server.model, server.speculative)
-        self._startups.setdefault(key, Startups()).add(episode.startup_seconds)
+        if key in self._startups or len(self._startups) < MOST_KINDS:
+            self._startups.setdefault(key, Startups()).add(episode.startup_seconds)
+        if not was_over:
+            self.outcomes.end(_known_server(timeline), "ready", "none", episode.startup_seconds)
         came = wall - (now - timeline.anchor) - started
         if came <= SEEN_SECONDS and not episode.was_stalled:
             read = sum(track.known or 0.0 for track in timeline.of(signals.STORAGE_READ).values())

@@ -19,6 +19,7 @@ from .model import (
     CHANNEL_STATES,
     CHANNELS,
     CLOCKS,
+    OUTCOME_BUCKETS_SECONDS,
     PHASES,
     READ_REASONS,
     REASONS,
@@ -29,6 +30,7 @@ from .model import (
     ServerReport,
     Signal,
     SourceHealth,
+    StartOutcome,
     StartupHistogram,
 )
 from .printable import printable
@@ -225,6 +227,30 @@ STARTUPS = Signal(
     "histogram",
 )
 
+_KIND = ("framework", "version", "model", "speculative")
+OUTCOMES = Signal(
+    "startup_outcome_duration_seconds",
+    "Starts that ended, by seconds from start to that end.  outcome is ready, failed, stalled (it stalled, and was "
+    "ended without having become ready) or stopped (it was ended before it could).",
+    (*_KIND, "outcome"),
+    "node",
+    "histogram",
+)
+FAILURES = Signal(
+    "startup_failures_total",
+    f"Starts that failed or stalled before they were ready, by reason. {_one_of(REASONS)}",
+    (*_KIND, "reason"),
+    "node",
+    "counter",
+)
+STALLED_BY_REASON = Signal(
+    "stalled_seconds_total",
+    f"Seconds servers were stalled, starting or ready, by reason. {_one_of(REASONS)}",
+    (*_KIND, "reason"),
+    "node",
+    "counter",
+)
+
 # --- what is derived from the report ------------------------------------------------------------------------
 
 
@@ -350,6 +376,9 @@ SIGNALS: tuple[Signal, ...] = (
     SERIES_DROPPED,
     BUILD_INFO,
     STARTUPS,
+    OUTCOMES,
+    FAILURES,
+    STALLED_BY_REASON,
 )
 """What this module exports beside the readings."""
 
@@ -504,7 +533,7 @@ class Exposition:
         for signal, rows in PER_REPORT:
             self._add(signal, rows(report))
         self._add(BUILD_INFO, [(self._build, 1.0)])
-        self._add_startups(report.startups)
+        self._add_startups(report)
         dropped = {"duplicate": 0, **report.dropped}
         dropped["duplicate"] += self._duplicates
         self._add(SERIES_DROPPED, [((reason,), count) for reason, count in dropped.items()])
@@ -537,21 +566,42 @@ class Exposition:
         for signal, rows in PER_SERVER:
             self._add(signal, rows(server))
 
-    def _add_startups(self, startups: Iterable[StartupHistogram]) -> None:
-        family = self._family(STARTUPS)
-        for startup in startups:
-            for text, value in _histogram(startup):
+    def _add_startups(self, report: Report) -> None:
+        ready = ((_labels_of(startup, STARTUPS), startup.counts, startup.total_seconds) for startup in report.startups)
+        self._add_histograms(STARTUPS, STARTUP_BUCKETS_SECONDS, ready)
+        ended = (
+            ([*_labels_of(kind, OUTCOMES), outcome], counts, seconds)
+            for kind in report.outcomes
+            for outcome, (counts, seconds) in kind.durations.items()
+        )
+        self._add_histograms(OUTCOMES, OUTCOME_BUCKETS_SECONDS, ended)
+        kinds = [(tuple(_labels_of(kind, FAILURES)), kind) for kind in report.outcomes]
+        self._add(FAILURES, [((*labels, why), n) for labels, kind in kinds for why, n in kind.failures.items()])
+        lost = [((*labels, why), s) for labels, kind in kinds for why, s in kind.stalled_seconds.items()]
+        self._add(STALLED_BY_REASON, lost)
+
+    def _add_histograms(
+        self, signal: Signal, bounds: tuple[float, ...], rows: Iterable[tuple[list[str], tuple[int, ...], float]]
+    ) -> None:
+        family = self._family(signal)
+        for values, counts, seconds in rows:
+            labels = list(zip(signal.labels, values, strict=True))
+            for text, value in _histogram(PREFIX + signal.name, labels, bounds, counts, seconds):
                 self._duplicates += not family.add_text(text, value, self._page)
 
 
-def _histogram(startup: StartupHistogram) -> Iterator[tuple[str, float]]:
-    name = PREFIX + STARTUPS.name
-    labels = [(label, str(getattr(startup, label))) for label in STARTUPS.labels]
-    bounds = (*STARTUP_BUCKETS_SECONDS, float("inf"))
-    for bound, count in zip(bounds, startup.counts, strict=True):
+def _labels_of(kind: StartupHistogram | StartOutcome, signal: Signal) -> list[str]:
+    """The labels that the kind has itself; the last one of an outcome or a reason is its own."""
+    return [str(getattr(kind, label)) for label in signal.labels if hasattr(kind, label)]
+
+
+def _histogram(
+    name: str, labels: list[tuple[str, str]], bounds: tuple[float, ...], counts: tuple[int, ...], seconds: float
+) -> Iterator[tuple[str, float]]:
+    for bound, count in zip((*bounds, float("inf")), counts, strict=True):
         yield sample_text(f"{name}_bucket", [*labels, ("le", number_text(bound))]), count
-    yield sample_text(f"{name}_sum", labels), startup.total_seconds
-    yield sample_text(f"{name}_count", labels), startup.counts[-1]
+    yield sample_text(f"{name}_sum", labels), seconds
+    yield sample_text(f"{name}_count", labels), counts[-1]
 
 
 def render(report: Report, openmetrics: bool = False) -> bytes:

@@ -159,6 +159,8 @@ CARRIED: Mapping[type, Mapping[str, str]] = {
         "restarts": PLAIN,
         "phases": PLAIN,
         "was_stalled": PLAIN,
+        "stall_reason": PLAIN,
+        "has_ended": PLAIN,
     },
     Restarts: {
         "failed": PLAIN,
@@ -192,6 +194,7 @@ CLOSED: Mapping[tuple[type, str], tuple[str, ...]] = {
     (RankStartup, "phase"): PHASES,
     (Verdict, "state"): STATES,
     (Verdict, "reason"): REASONS,
+    (Episode, "stall_reason"): REASONS,
     (WaitSample, "main"): WAITS,
     (Wait, "opened_by"): EVENTS,
 }

@@ -515,6 +515,7 @@ class Report:
     startups: tuple[StartupHistogram, ...] = ()
     config_reload: tuple[bool, float] = (True, 0.0)  # last one successful, Unix time of the last success
     dropped: Mapping[str, int] = field(default_factory=dict)  # series dropped by reason
+    outcomes: tuple[StartOutcome, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,3 +530,26 @@ class StartupHistogram:
 
 
 STARTUP_BUCKETS_SECONDS = (30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
+
+START_OUTCOMES = ("ready", "failed", "stalled", "stopped")
+"""How a start ends: it becomes ready; it fails; it stalled and was ended without having become ready; it was ended
+before it could."""
+
+OUTCOME_BUCKETS_SECONDS = (120.0, 600.0, 1800.0, 7200.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StartOutcome:
+    """Ends of starts of one kind of server, and what stalls cost.
+
+    `durations`: outcome -> cumulative counts per bound of OUTCOME_BUCKETS_SECONDS and +Inf, and the seconds of all.
+    `failures`: starts that failed or stalled, by reason; `stalled_seconds`: by reason, of ready servers too.
+    """
+
+    framework: str
+    version: str
+    model: str
+    speculative: str
+    durations: Mapping[str, tuple[tuple[int, ...], float]]
+    failures: Mapping[str, int]
+    stalled_seconds: Mapping[str, float]

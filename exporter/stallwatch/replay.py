@@ -22,7 +22,17 @@ from .daemon import own_timeouts, ready_markers
 from .deadlines import NO_TIMEOUTS, OwnTimeouts
 from .episodes import Episodes
 from .frameworks import Framework, load_frameworks
-from .model import FRONTEND, FRONTEND_NAMES, Event, Reading, Server, ServerReport, StartupHistogram, Verdict
+from .model import (
+    FRONTEND,
+    FRONTEND_NAMES,
+    Event,
+    Reading,
+    Server,
+    ServerReport,
+    StartOutcome,
+    StartupHistogram,
+    Verdict,
+)
 from .presentation import BAD_STATES, REASON_WORDS, duration
 from .printable import printable
 from .rebuild import rebuilt
@@ -225,6 +235,10 @@ class Replay:
     def startups(self) -> tuple[StartupHistogram, ...]:
         """The starts that became ready so far."""
         return self._episodes.startups()
+
+    def outcomes(self) -> Iterator[StartOutcome]:
+        """How starts ended so far, and what stalls cost."""
+        return self._episodes.outcomes.told()
 
     def finish(self) -> list[Json]:
         """Tick once more after the last line; what was found out, by server.
