@@ -5,7 +5,7 @@
  *   children N          N processes that wait, and end with it
  *   maplock FILE        at SIGUSR1 one thread unmaps what it wrote into FILE, another one maps: with FILE on a file
  *                       system that does not answer, the first holds the mmap lock and the second wants it whole
- *   as PID              becomes, in a new process, the very PID (clone3), whose process must be gone
+ *   as PID [PROGRAM]    becomes, in a new process, the very PID (clone3), whose process must be gone; then PROGRAM
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -99,7 +99,7 @@ static void hold_map_lock(const char *path)
     start(unmap, mapped);
 }
 
-static void become(pid_t pid)
+static void become(pid_t pid, char *program, char **arguments)
 {
     pid_t wanted[] = {pid};
     struct clone_args how = {.exit_signal = SIGCHLD, .set_tid = (uintptr_t)wanted, .set_tid_size = 1};
@@ -108,18 +108,23 @@ static void become(pid_t pid)
         fail("clone3");
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        unsetenv("VICTIM");
+        arguments[0] = *program != '\0' ? program : arguments[0];
+        if (*program != '\0' && execv(program, arguments) != 0)
+            fail(program);
         return;
     }
     waitpid(child, NULL, 0);
     exit(0);
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
     const char *order = getenv("VICTIM");
-    char what[32] = "", with[512] = "";
+    char what[32] = "", with[512] = "", program[512] = "";
+    (void)count;
     if (order != NULL)
-        sscanf(order, "%31s %511s", what, with);
+        sscanf(order, "%31s %511s %511s", what, with, program);
     if (strcmp(what, "threads") == 0)
         for (long i = atol(with); i > 0; i--)
             start(rest, NULL);
@@ -128,7 +133,7 @@ int main(void)
     else if (strcmp(what, "maplock") == 0)
         hold_map_lock(with);
     else if (strcmp(what, "as") == 0)
-        become(atoi(with));
+        become(atoi(with), program, arguments);
     rest(NULL);
     return 0;
 }
