@@ -1,7 +1,7 @@
 """`make score`: run everything and write the tables of docs/SCORE.md.
 
 --check writes nothing, and fails when a table is not what the run gives.  --drills runs the drills first, live, as
-root, for some ten minutes; without it their table is that of the last such run (score/drills.jsonl).
+root, for some five minutes; without it their table is that of the last such run (score/drills.jsonl).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stallwatch says of the conditions of `stallwatch drill`, live: real processes, through `serve`.
+"""What stallwatch says of the conditions of `stallwatch drill`, live: real processes, while `record` writes them down.
 
 The end-to-end tests of the drills write what they saw to the file that STALLWATCH_DRILL_RESULTS names, one line of
 JSON each.  `python -m score --drills` runs them and keeps the lines as drills.jsonl; `python -m score.drills FILE`
@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).parent / "drills.jsonl"
 VARIABLE = "STALLWATCH_DRILL_RESULTS"
-SELECTED = "says_what_a_drill_expects or kernel_kills_for_memory or cards_that_spin"
+SELECTED = "is_what_it_says"
 
 CAUSES: Mapping[str, str] = {}
 """Condition that is not right in what was kept -> why; tests/test_score.py sees to it that none is left out."""

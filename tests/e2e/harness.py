@@ -47,6 +47,16 @@ gpu: {GPU_LOOK * 1000:g}ms, gpu_processes: 1s}}
 """
 """The shipped times divided by twelve (stall_after 4m -> 20s, suspect_after 15m -> 1m, window 60s -> 6s)."""
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+
+
+def discovery(*excluded: str) -> str:
+    """Leaves out servers whose command, or that of whoever started them, fits a pattern, and those of cases that run
+    beside ours: their logs lie in the folder of another worker."""
+    patterns = [*excluded, *([f"/popen-(?!{WORKER}/)"] if WORKER else [])]
+    return f"discovery: {{exclude: {json.dumps(patterns)}}}\n"
+
+
 ROOT = Path(__file__).resolve().parents[2]
 OPENER = build_opener(ProxyHandler({}))
 
@@ -180,7 +190,7 @@ class Program:
 
 
 class StandIn(Program):
-    """A stand-in server in a named condition, for at most four minutes."""
+    """A stand-in server in a named condition, for at most ten minutes."""
 
     def __init__(self, condition: str, folder: Path, cards: Path | None = None, **settings: float) -> None:
         """`cards`: folder of the stand-in cards that the ranks hold."""
@@ -188,7 +198,7 @@ class StandIn(Program):
         self.log = folder / f"{condition}.log"
         self.name = f"sglang-{self.port}"
         command = [sys.executable, "-m", "stallwatch.drill.standin", condition, "--port", str(self.port)]
-        command += ["--for", "4m", "--log", str(self.log)]
+        command += ["--for", "10m", "--log", str(self.log)]
         command += [] if cards is None else ["--cards", str(cards)]
         for key, value in settings.items():
             command += ["--set", f"{key}={value}"]
@@ -215,7 +225,7 @@ class Exporter(Program):
     def __init__(
         self,
         folder: Path,
-        config: str = CONFIG,
+        config: str | None = None,
         command: Sequence[str] | None = None,
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
@@ -223,7 +233,7 @@ class Exporter(Program):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         config_file = folder / "stallwatch.yml"
-        config_file.write_text(config)
+        config_file.write_text(CONFIG + discovery() if config is None else config)
         config_file.chmod(0o644)
         base = list(command or [str(Path(sys.executable).with_name("stallwatch"))])
         base += ["serve", "--config.file", str(config_file)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from stallwatch.drill.nvml_standin import NoCompilerError, StandIn, build
 
 from . import harness
 from .harness import GPU_LOOK, SLACK, STALL_AFTER, TICK, WINDOW, Exporter, rest, wait_until
-from .test_prometheus import Prometheus
 
 pytestmark = pytest.mark.e2e
 
@@ -61,34 +59,6 @@ def loaded(exporter: Exporter, server: harness.StandIn) -> None:
 
     wait_until(full, 20.0, f"76 GiB on each card\n{exporter.tail(40)}", 0.2)
     time.sleep(1.0)
-
-
-def test_the_page_of_a_silent_deadlock_says_what_the_gpus_hold_and_do(tmp_path: Path, cards: StandIn) -> None:
-    if shutil.which("prometheus") is None:
-        pytest.skip("prometheus is not installed")
-    with (
-        exporter(tmp_path, cards) as watcher,
-        Prometheus(tmp_path, watcher.port) as prometheus,
-        server("barrier-deadlock", tmp_path, culprit=5) as standin,
-    ):
-        loaded(watcher, standin)
-        ties = watcher.watch.last().values("stallwatch_rank_info", server=standin.name)
-        (page,) = wait_until(
-            lambda: [a for a in prometheus.alerts(standin.name) if a["state"] == "firing"],
-            STALL_AFTER + 20,
-            f"a page: {watcher.watch.story()}",
-        )
-
-        text = page["annotations"]["description"]
-        assert "76 GiB held, 0 % used, waiting for TP5" in text
-        assert "each of 8 GPUs" in text
-        assert not {"reason", "rank", "phase", "pid", "gpu"} & page["labels"].keys()
-        of_ranks = [dict(labels) for labels in ties if dict(labels)["rank"].startswith("TP")]
-        assert len({each["gpu"] for each in of_ranks}) == RANKS
-        assert all(each["gpu"].startswith("GPU-") for each in of_ranks)
-        assert set(seen(watcher, "stallwatch_gpu_unowned_memory_bytes")) <= {0.0}
-        report = watcher.watch.last().servers[standin.name]
-        assert all(rank["gpu"] for rank in report["ranks"] if rank["rank"].startswith("TP"))
 
 
 def test_a_driver_that_hangs_stops_nothing_else(tmp_path: Path, cards: StandIn) -> None:
@@ -169,16 +139,6 @@ def test_a_lost_card_fails_the_server_that_used_it_and_names_the_rank(tmp_path: 
         driver.restore(5)
         wait_until(lambda: sum(seen(watcher, "stallwatch_gpu_lost")) == 0, 30.0, "it is back", 0.2)
         assert len(seen(watcher, "stallwatch_gpu_memory_used_bytes")) == RANKS
-
-
-def test_spinning_cards_are_suspect_while_their_idle_power_is_not_known(tmp_path: Path, cards: StandIn) -> None:
-    with exporter(tmp_path, cards) as watcher, server("gpu-spin", tmp_path) as standin:
-        loaded(watcher, standin)
-
-        watcher.watch.wait_for(standin.name, STALL_AFTER + 20, state="suspect", reason="gpu_spin")
-        rest(WINDOW, standin)
-
-        assert "stalled" not in watcher.watch.states(standin.name)
 
 
 def _helpers(watcher: Exporter) -> list[psutil.Process]:

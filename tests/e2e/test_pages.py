@@ -24,12 +24,14 @@ from stallwatch.rules import DEFAULT_FILES, every_key, one_file, rule_files
 from stallwatch.strict_yaml import parse_duration
 
 from .harness import CONFIG, OPENER, ROOT, STALL_AFTER, WINDOW, Exporter, Program, StandIn, fetch, free_port, wait_until
-from .test_prometheus import SPEED, Prometheus
+from .prometheus import Prometheus
 
 pytestmark = pytest.mark.e2e
 
 NOWHERE = "http://127.0.0.1:9099/"
 RANKS = 8
+SPEED = 12
+"""The times of rules and routes are divided by what the verdict's times are divided by."""
 Alert = Mapping[str, Any]
 
 
@@ -180,6 +182,7 @@ def test_a_stall_is_one_message_that_says_what_matters_and_one_that_it_is_over(
             f"a page\n{exporter.watch.story()}",
         )
         paged_after = time.time() - last_progress
+        assert_each_rank_is_tied_to_its_card(exporter, server)
         time.sleep(10.0)
         server.rank(3).send_signal(signal.SIGUSR1)
         server.wait_for_line("ready to roll")
@@ -202,7 +205,7 @@ def test_a_stall_is_one_message_that_says_what_matters_and_one_that_it_is_over(
     (_, alert) = told[0]
     text, labels = alert["annotations"]["description"], alert["labels"]
     assert labels["severity"] == "critical"
-    assert not {"reason", "rank", "phase", "pid"} & labels.keys()
+    assert not {"reason", "rank", "phase", "pid", "gpu"} & labels.keys()
     model = dict(info)["model"]
     assert model
     assert f"Inference server {server.name} ({model}) on node 127.0.0.1 lives but makes no progress on any rank" in text
@@ -222,6 +225,16 @@ def series_of(line: str) -> str | None:
     """The server a line of the page is about, "" for the node and the exporter, None for a comment."""
     found = re.search(r'[{,]server="([^"]*)"', line)
     return None if line.startswith("#") else found[1] if found else ""
+
+
+def assert_each_rank_is_tied_to_its_card(exporter: Exporter, server: StandIn) -> None:
+    last = exporter.watch.last()
+    ties = [dict(labels) for labels in last.values("stallwatch_rank_info", server=server.name)]
+    of_ranks = [each for each in ties if each["rank"].startswith("TP")]
+    assert len({each["gpu"] for each in of_ranks}) == RANKS
+    assert all(each["gpu"].startswith("GPU-") for each in of_ranks)
+    assert set(last.values("stallwatch_gpu_unowned_memory_bytes").values()) <= {0.0}
+    assert all(rank["gpu"] for rank in last.servers[server.name]["ranks"] if rank["rank"].startswith("TP"))
 
 
 def test_a_death_is_told_at_once_and_its_rank_is_not_told_again(tmp_path: Path, hook: Hook) -> None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
@@ -73,36 +74,34 @@ def open_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_a_stuck_server_is_unknown_and_its_threads_are_unreadable(readable: list[str], open_folder: Path) -> None:
+def test_a_stuck_server_is_unknown_and_a_slow_one_is_working_or_unknown(readable: list[str], open_folder: Path) -> None:
     with (
         Exporter(open_folder, command=readable, prefix=DROP) as exporter,
-        StandIn("barrier-deadlock", open_folder) as server,
+        StandIn("barrier-deadlock", open_folder) as stuck,
+        StandIn("slow-load", open_folder, slow_seconds=3 * STALL_AFTER, ranks=4) as slow,
     ):
         status = Path(f"/proc/{exporter.pid}/status").read_text()
         assert f"Uid:\t{NOBODY}\t{NOBODY}" in status
         assert "CapEff:\t0000000000000000" in status
-        server.log.chmod(0o600)
-        server.wait_for_line("Load weight end", 8)
+        stuck.log.chmod(0o600)
+        slow.wait_for_line("Load weight begin", 4)
+        slow_until = time.monotonic() + 3 * STALL_AFTER - WINDOW
+        stuck.wait_for_line("Load weight end", 8)
 
-        exporter.watch.wait_for(server.name, 2 * STALL_AFTER + 20, state="unknown")
-        rest(WINDOW, server)
+        exporter.watch.wait_for(stuck.name, 2 * STALL_AFTER + 20, state="unknown")
+        rest(WINDOW, stuck)
+        assert_unknown(exporter, stuck)
 
-        last = exporter.watch.last()
-        assert last.servers[server.name]["state"] == "unknown"
-        assert exporter.watch.states(server.name) <= {"working", "quiet", "unknown"}
-        unreadable = last.values("stallwatch_threads", server=server.name, wait="unreadable")
-        assert unreadable[(("rank", "TP3"),)] >= 200
-        assert 0.0 not in last.values("stallwatch_threads", server=server.name, wait="futex").values()
-
-
-def test_a_slow_server_is_working_or_unknown(readable: list[str], open_folder: Path) -> None:
-    with (
-        Exporter(open_folder, command=readable, prefix=DROP) as exporter,
-        StandIn("slow-load", open_folder, slow_seconds=3 * STALL_AFTER) as server,
-    ):
-        server.wait_for_line("Load weight begin", 8)
-        rest(3 * STALL_AFTER - WINDOW, server)
-
+        rest(max(0.0, slow_until - time.monotonic()), slow)
         # `quiet` is what a server without progress is called until `stall_after`
-        assert exporter.watch.states(server.name) <= {"working", "slow", "quiet", "unknown"}
-        assert exporter.watch.last().servers[server.name]["state"] in ("working", "unknown")
+        assert exporter.watch.states(slow.name) <= {"working", "slow", "quiet", "unknown"}
+        assert exporter.watch.last().servers[slow.name]["state"] in ("working", "unknown")
+
+
+def assert_unknown(exporter: Exporter, server: StandIn) -> None:
+    last = exporter.watch.last()
+    assert last.servers[server.name]["state"] == "unknown"
+    assert exporter.watch.states(server.name) <= {"working", "quiet", "unknown"}
+    unreadable = last.values("stallwatch_threads", server=server.name, wait="unreadable")
+    assert unreadable[(("rank", "TP3"),)] >= 200
+    assert 0.0 not in last.values("stallwatch_threads", server=server.name, wait="futex").values()

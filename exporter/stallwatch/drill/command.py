@@ -28,8 +28,9 @@ from .nvml_standin import StandIn, build
 from .table import CONDITIONS, find_condition
 
 SHORTEST_INTERVAL_SECONDS = 0.1
-SHORTEST_FOR_CPU_SECONDS = 0.5
-"""CPU time comes in ticks of 10 ms: in a shorter time one tick of a polling thread looks like a busy CPU."""
+SHORTEST_OTHERS_SECONDS = {"processes": 0.5, "tick": 0.5}
+"""CPU time comes in ticks of 10 ms: in a shorter time one tick of a polling thread looks like a busy CPU.  And where
+a machine is so busy that three of our own ticks fail to come, that time counts for nothing."""
 FASTEST = 60.0
 """Beyond this a look takes longer than a verdict may."""
 
@@ -58,7 +59,7 @@ class Pace:
 
     @property
     def intervals(self) -> Intervals:
-        shipped, shortest = Intervals(), {"processes": SHORTEST_FOR_CPU_SECONDS}
+        shipped, shortest = Intervals(), SHORTEST_OTHERS_SECONDS
         return Intervals(
             **{
                 f.name: max(shortest.get(f.name, SHORTEST_INTERVAL_SECONDS), getattr(shipped, f.name) / self.speed)

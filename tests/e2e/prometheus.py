@@ -1,0 +1,42 @@
+"""A real Prometheus that scrapes the exporter and evaluates rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .harness import Program, fetch, free_port, wait_until
+
+SETUP = """\
+global: {{scrape_interval: 1s, evaluation_interval: 1s, scrape_timeout: 1s}}
+rule_files: [{rules}]
+scrape_configs:
+- job_name: stallwatch
+  static_configs: [{{targets: ['127.0.0.1:{port}']}}]
+alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{alertmanager}']}}]}}]}}
+"""
+
+
+class Prometheus(Program):
+    """Scrapes the exporter each second; `rules` is the text of a rule file."""
+
+    def __init__(self, folder: Path, exporter_port: int, rules: str, alertmanager_port: int) -> None:
+        self.port = free_port()
+        file = folder / "rules.yml"
+        file.write_text(rules)
+        config = folder / "prometheus.yml"
+        config.write_text(SETUP.format(rules=file, port=exporter_port, alertmanager=alertmanager_port))
+        command = ["prometheus", "--config.file", str(config), "--log.level", "warn"]
+        command += ["--storage.tsdb.path", str(folder / "data"), "--rules.alert.resend-delay", "2s"]
+        command += ["--web.listen-address", f"127.0.0.1:{self.port}"]
+        super().__init__(command, folder / "prometheus.log")
+
+    def wait_started(self) -> None:
+        """A first sample, not only a first answer: discovery holds the target back for five seconds."""
+        wait_until(lambda: self.query("up == 1"), 30.0, f"a first scrape\n{self.tail()}")
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        quoted = expression.replace(" ", "%20").replace("=", "%3D")
+        status, body = fetch(f"http://127.0.0.1:{self.port}/api/v1/query?query={quoted}")
+        return list(json.loads(body)["data"]["result"]) if status == 200 else []
