@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,6 +36,7 @@ from stallwatch.web.addresses import listen, split_address
 from stallwatch.web.app import wants_openmetrics
 from stallwatch.web.assets import STYLE
 from stallwatch.web.changes import MOST_CHANGES, Change, Changes
+from stallwatch.web.connections import Clients
 from stallwatch.web.log_facts import log_facts
 from stallwatch.web.page import FRAME, LONGEST, Beside, html
 from stallwatch.web.server import LoopErrors
@@ -844,6 +846,33 @@ def test_more_requests_in_flight_than_allowed_are_refused(serve: Serve, report: 
         assert (status, body) == (503, b"more than 1 requests in flight\n")
         assert ask(running, "/-/healthy")[0] == 200
     assert ask(running, "/-/healthy")[0] == 200
+
+
+def test_of_requests_that_were_sent_ahead_one_is_answered_between_two_looks_at_all_clients() -> None:
+    turns: list[Callable[[], None]] = []
+    loop = SimpleNamespace(call_soon=turns.append)
+    clients = Clients(None, None, 0, Deadlines(), loop, 10)  # type: ignore[arg-type]  # as much as is looked at
+    answered: list[str] = []
+
+    def eager(name: str, left: int) -> Callable[[], None]:
+        def advance() -> None:
+            answered.append(name)
+            if left:
+                clients.in_turn(eager(name, left - 1))
+
+        return advance
+
+    for name in "abc":
+        clients.in_turn(eager(name, 2))
+    looks = 0
+    while turns:
+        (turn,) = turns
+        turns.clear()
+        turn()
+        looks += 1
+        assert len(answered) == looks, "one at each look"
+
+    assert "".join(answered) == "abcabcabc"
 
 
 def test_a_client_that_takes_its_big_answer_late_gets_all_of_it(serve: Serve, report: Report, clock: Clock) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import re
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from email.utils import formatdate
@@ -82,6 +83,7 @@ class Clients:
         self._waiting: dict[Client, None] = {}  # the longest waiting first
         self._answering: set[Client] = set()
         self._untaken: dict[Client, float] = {}  # since when (loop time) the written answer lies there, oldest first
+        self._ahead: deque[Callable[[], None]] = deque()
         self._slow = threading.Lock()
         self._is_closed = False
 
@@ -140,6 +142,21 @@ class Clients:
 
     def _is_crowded(self) -> bool:
         return 0 < self._max_requests < len(self._answering) - self._gate.waiting
+
+    def in_turn(self, advance: Callable[[], None]) -> None:
+        """Look at a request that was sent ahead, when it is its turn: one of all clients between two looks at all.
+
+        Those who send many at once then wait for each other, and nobody else for them.
+        """
+        self._ahead.append(advance)
+        if len(self._ahead) == 1:
+            self.loop.call_soon(self._next_ahead)
+
+    def _next_ahead(self) -> None:
+        advance = self._ahead.popleft()
+        if self._ahead:
+            self.loop.call_soon(self._next_ahead)
+        advance()
 
     def settle(self, doubt: Doubt, settled: Settled) -> None:
         self._gate.settle(doubt, settled)
@@ -344,7 +361,10 @@ class Connection(asyncio.Protocol):
         self._idle = not self._http.trailing_data[0]
         deadlines = self._clients.deadlines
         self._wait(deadlines.keep_alive if self._idle else deadlines.request)
-        self._clients.loop.call_soon(self._advance)  # a request sent ahead lets the other clients go first
+        if self._idle:
+            self._clients.loop.call_soon(self._advance)
+        else:
+            self._clients.in_turn(self._advance)
 
 
 def _request(event: h11.Request) -> Request:
