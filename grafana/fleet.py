@@ -9,6 +9,18 @@ _TROUBLE = 'state=~"stalled|failed|suspect|unknown|slow"'
 _STARTS = "stallwatch_server_start_timestamp_seconds{@}"
 
 
+_KIND = "framework, version, model, speculative"
+
+
+def _grown(metric: str, by: str) -> str:
+    """By how much counters grew in the range, those that began in it included: increase() misses their first value."""
+    return f"sum by ({by}) (({metric} - {metric} offset $__range) >= 0 or {metric})"
+
+
+def _ended(outcome: str) -> str:
+    return _grown(f'stallwatch_startup_outcome_duration_seconds_count{{@,outcome=~"{outcome}"}}', _KIND)
+
+
 def _servers(state: str) -> str:
     return f'sum(stallwatch_servers{{@,state="{state}"}})'
 
@@ -207,6 +219,47 @@ FLEET_DASHBOARD = Dashboard(
                     8,
                     "percentunit",
                     lines=steps((1, "yellow")),
+                ),
+            ),
+        ),
+        Row(
+            "What starts cost",
+            (
+                table(
+                    "Starts, with and without speculative decoding",
+                    "How starts ended in this range, how long those took that became ready, and what stalls cost; by model, "
+                    "release and speculative decoding, so that two lines of one model can be set side by side.",
+                    (
+                        _ended("ready"),
+                        _ended("failed|stalled"),
+                        _grown('stallwatch_startup_outcome_duration_seconds_sum{@,outcome="ready"}', _KIND)
+                        + f" / ({_ended('ready')} > 0)",
+                        _grown("stallwatch_stalled_seconds_total{@}", _KIND),
+                    ),
+                    (
+                        Column("framework", "Framework"),
+                        Column("version", "Release"),
+                        Column("model", "Model"),
+                        Column("speculative", "Speculative"),
+                        Column("Value #A", "Ready"),
+                        Column("Value #B", "Failed or stalled"),
+                        Column("Value #C", "Time to ready", "s"),
+                        Column("Value #D", "Lost in stalls", "s"),
+                    ),
+                    width=16,
+                    sort="Lost in stalls",
+                ),
+                bars(
+                    "Why starts failed",
+                    "Starts that failed or stalled before they were ready, by reason, in this range.",
+                    Query(
+                        _grown("stallwatch_startup_failures_total{@}", "reason"),
+                        "{{reason}}",
+                        instant=True,
+                    ),
+                    8,
+                    "none",
+                    thresholds=steps((1, "orange")),
                 ),
             ),
         ),

@@ -188,8 +188,9 @@ class Player:
             health=tuple(_health(collector, now, shown) for collector in COLLECTORS),
             read_errors=self._errors,
             startups=self._run.startups(),
+            outcomes=tuple(self._run.outcomes()),
             config_reload=(True, self._begun),
-            dropped={f"{what}_limit": 0 for what in ("servers", "ranks", "logs")},
+            dropped={f"{what}_limit": 0 for what in ("servers", "ranks", "logs", "kinds")},
         )
 
     @staticmethod

@@ -49,9 +49,6 @@ NOT_SHOWN = {
     "stallwatch_server_similar_start_timestamp_seconds": "for the text of an alert",
     "stallwatch_server_similar_starts": "for the text of an alert",
     "stallwatch_process_virtual_memory_bytes": "large for every process with a GPU, and no sign of trouble",
-    "stallwatch_startup_outcome_duration_seconds": "for recording rules and reports",
-    "stallwatch_startup_failures_total": "for recording rules and reports",
-    "stallwatch_stalled_seconds_total": "for recording rules and reports",
     "stallwatch_gpu_tensor_activity_ratio": "from Hopper on, beside the utilisation",
 }
 """Metrics on no dashboard, and why."""
