@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .packages import ROOT
+from .packages import BUILT_FROM, ROOT
 
 HERE = Path(__file__).parent
-BASE, IMAGE = "localhost/stallwatch-base:bookworm", "localhost/stallwatch:test"
+BASE, IMAGE = "localhost/stallwatch-base:bookworm", "localhost/stallwatch-test"
 SUITE, PACKAGES = "bookworm", "ca-certificates,python3,python3-venv"
 MIRROR = "http://deb.debian.org/debian"
 CERTIFICATES = "/etc/ssl/certs"
@@ -42,9 +43,10 @@ def base(folder: Path) -> str:
     if shutil.which("debootstrap") is None:
         raise CannotBuildError("no debootstrap, and $STALLWATCH_TEST_BASE names no base")
     words = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(folder / "rootfs"), MIRROR]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
-    if done.returncode != 0:
-        raise CannotBuildError(f"debootstrap: {done.stdout[-300:]}")
+    try:
+        subprocess.run(words, capture_output=True, text=True, check=True, timeout=BUILD_SECONDS)
+    except subprocess.SubprocessError as error:
+        raise CannotBuildError(f"debootstrap: {error}") from None
     subprocess.run(["tar", "-C", str(folder / "rootfs"), "-cf", str(folder / "rootfs.tar"), "."], check=True)
     shutil.rmtree(folder / "rootfs")
     buildah("bud", "--isolation", "chroot", "-q", "-t", BASE, "-f", str(HERE / "base/Dockerfile"), str(folder))
@@ -52,14 +54,29 @@ def base(folder: Path) -> str:
 
 
 def build(on: str, folder: Path) -> str:
-    """The image of this tree, as the Dockerfile says.  pip trusts whom this machine trusts."""
+    """The image of this tree, as the Dockerfile says, unless it is here.  pip trusts whom this machine trusts."""
+    image = f"{IMAGE}:{_digest(on)}"
+    if buildah("images", "--quiet", image, check=False):
+        return image
+    for older in buildah("images", "--quiet", IMAGE, check=False).split():
+        buildah("rmi", "--force", older, check=False)
     settings = folder / "pip.conf"
     settings.write_text(f"[global]\ncert = {CERTIFICATES}/ca-certificates.crt\n")
-    words = ["bud", "--isolation", "chroot", "--pull-never", "--format", "docker", "--layers", "--quiet", "-t", IMAGE]
+    words = ["bud", "--isolation", "chroot", "--pull-never", "--format", "docker", "--quiet", "-t", image]
     words += ["--build-arg", f"BASE={on}", "--build-arg", "REVISION=trial"]
     words += ["-v", f"{CERTIFICATES}:{CERTIFICATES}:ro", "-v", f"{settings}:/etc/pip.conf:ro"]
     buildah(*words, str(ROOT))
-    return IMAGE
+    return image
+
+
+def _digest(on: str) -> str:
+    """Of the base's name and of everything that is sent to whoever builds the image."""
+    found = hashlib.sha256(on.encode())
+    for name in ("Dockerfile", ".dockerignore", "deploy/docker", *BUILT_FROM):
+        for path in sorted([ROOT / name, *(ROOT / name).rglob("*")]):
+            if path.is_file() and path.suffix != ".pyc" and "egg-info" not in str(path):
+                found.update(f"{path.relative_to(ROOT)} {path.stat().st_size} ".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def inspect(image: str) -> dict[str, Any]:
