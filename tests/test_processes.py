@@ -12,7 +12,7 @@ import pytest
 from proc_tree import BOOT
 from process_node import INDUCTOR, SPAWN, TRACKER, Node, configured
 from stallwatch.config import Config, ConfiguredServer, Discovery, Limits, Match
-from stallwatch.model import GpuUse, ProcessId, RankName
+from stallwatch.model import GpuUse, ProcessId, RankName, Reading
 
 
 @pytest.fixture
@@ -940,3 +940,21 @@ def test_a_worker_of_dynamo_has_no_port_to_be_watched(node: Node) -> None:
     node.look()
 
     assert {server.name: server.ports for server in node.servers} == {"dynamo-vllm-1": (), "dynamo-8000": (8000,)}
+
+
+@pytest.mark.parametrize("is_hidden", [True, False])
+def test_that_others_are_hidden_is_said_once_and_counted(
+    is_hidden: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """hidepid: without the first process of all, a server that is not there says nothing."""
+    node = Node(tmp_path)
+    (node.tree.root / "self").symlink_to("100")
+    if not is_hidden:
+        node.tree.add(1, "init", comm="init")
+    reasons = [
+        [reading.reason for reading in node.look().items if isinstance(reading, Reading) and reading.reason]
+        for _ in range(2)
+    ]
+
+    assert reasons == [["permission"] * is_hidden] * 2
+    assert ["hidepid" in record.message for record in caplog.records] == [True] * is_hidden

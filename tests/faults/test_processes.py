@@ -213,6 +213,8 @@ def test_under_hidepid_what_is_hidden_is_not_there_and_comes_when_it_is_shown(fo
             after = exporter.wait_for("the hidden one", lambda page: page.state(unseen.name), 40.0)
             later = exporter.rest(2.0)
     all_hold(meanwhile, lambda page: not page.state(unseen.name), "no word of it")
+    assert exporter.said("hidden from us") == 1
+    assert meanwhile[-1].value("read_errors_total", collector="processes", reason="permission")
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
     assert after.value("server_starts_total", server=unseen.name) == 1
     all_hold(later, lambda page: not page.failed(), "every collector works")

@@ -7,6 +7,7 @@ found, names their ranks and notices deaths.  What it says of them stands in `re
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import pwd
 import re
@@ -36,6 +37,8 @@ from .procfs import CLOCK_TICKS, ProcFs
 from .readings import VIRTUAL_MEMORY, report
 from .unit_state import UnitStates, find_program, is_stopping
 from .untrusted_paths import content
+
+log = logging.getLogger(__name__)
 
 UNIDENTIFIED = Signal(
     "unidentified_processes",
@@ -137,6 +140,7 @@ class Processes:
         self._refused: set[ProcessId] = set()
         self._now = 0.0
         self.again_seconds: float | None = None
+        self._hidden = False  # at the last look, others' processes were not shown to us
         self.dropped_servers = 0  # servers that found no room, so far
         self.dropped_ranks = 0  # processes of servers that found no room, so far
 
@@ -646,6 +650,16 @@ class Processes:
         for reason, count in self._table.unread.items():
             if reason != "vanished":  # it came and went: nothing to know
                 yield from (UNIDENTIFIED.missing(reason) for _ in range(count))
+        if self._are_others_hidden():
+            yield UNIDENTIFIED.missing("permission")
+
+    def _are_others_hidden(self) -> bool:
+        """Said when it begins: a server that is not there would not be missed."""
+        before, self._hidden = self._hidden, self._proc.hides_others
+        if self._hidden and not before:
+            advice = "CAP_SYS_PTRACE, or the group that /proc was mounted with (gid=), lets us see them"
+            log.warning("processes of others are hidden from us (hidepid)", extra={"advice": advice})
+        return self._hidden
 
 
 def _gpus_by_pid(scene: Scene) -> dict[int, list[str]]:

@@ -174,6 +174,14 @@ class ProcFs:
     def pids(self) -> list[int]:
         return [int(name) for name in os.listdir(self.root) if name.isascii() and name.isdigit()]
 
+    @property
+    def hides_others(self) -> bool:
+        """Whether the processes of others are not shown to us (`hidepid`): the first process of all is not there.
+
+        Only a mounted /proc can hide: a recorded tree has no link to who reads it.
+        """
+        return os.path.islink(self.root / "self") and not os.path.exists(self.root / "1")
+
     def forks(self) -> int | None:
         """Processes and threads created since boot on the whole machine; None when unknown."""
         match = re.search(rb"^processes (\d+)", self._content("stat"), re.MULTILINE)
