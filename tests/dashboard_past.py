@@ -22,7 +22,7 @@ from stallwatch.catalogue import all_signals, derived_signals, read_signals
 from stallwatch.config import COLLECTORS
 from stallwatch.exposition import Exposition, OwnMetric
 from stallwatch.model import ERROR_KINDS, EVENTS, Event, Reading, Report, Signal, SourceHealth
-from stallwatch.recording import Facts, Header, Line, Look, Reader, known_names
+from stallwatch.recording import Facts, Header, Line, Look, Pause, Reader, known_names
 from stallwatch.replay import Replay
 
 SCRAPE_SECONDS = 15.0
@@ -157,7 +157,7 @@ class Player:
             self._run = Replay(record, talkative, None, frameworks())
             return
         assert self._run is not None
-        assert not isinstance(record, Facts)
+        assert not isinstance(record, Facts | Pause)
         self._run.take(record)
         if isinstance(record, Event):
             self._voices.setdefault(record.server, Voice()).take(record)

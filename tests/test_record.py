@@ -58,12 +58,14 @@ class Live:
         self.now, self.reads_io = 5000.0, True
         self.events: list[Event] = []
         self.told: list[tuple[str, str, str | None]] = []
+        self.told_at: list[float] = []
         self.lines: list[str] = []
         self.recorder = Recorder(self.lines.append, config.intervals.tick, config.thresholds_for, WALL)
         host = Host(config, (), Path("/nowhere"), Path("/nowhere"))
         self.daemon = Daemon(
             host, self._pollers, self._publish, lambda: self.now, lambda: WALL + self.now, self.recorder.witness
         )
+        self.daemon.tell_pause = self.recorder.pause
 
     def _pollers(self, scene: Callable[[], Scene], notify: Callable[[Result], None]) -> list[Poller]:
         yields: dict[str, Callable[[], Iterable[Observation]]] = {
@@ -88,29 +90,37 @@ class Live:
             change = verdict.state, verdict.reason, verdict.suspect_rank
             if not self.told or self.told[-1] != change:
                 self.told.append(change)
+                self.told_at.append(self.now)
 
     def step(self, number: int = 1, seconds: float = TICK, **moves: float) -> None:
         """Some looks and ticks; `moves` are counters of every rank that grow at each."""
         for _ in range(number):
-            self.now += seconds
-            self.feed.noise(self.now)
-            for rank in self.feed.ranks:
-                for name, amount in moves.items():
-                    counters = self.feed.of[rank]
-                    setattr(counters, name, getattr(counters, name) + amount)
-            for poller in self.pollers:
-                poller.turn()
+            self.look(seconds, **moves)
             self.daemon.tick()
+
+    def look(self, seconds: float, **moves: float) -> None:
+        """The sources look, and nobody takes it yet."""
+        self.now += seconds
+        self.feed.noise(self.now)
+        for rank in self.feed.ranks:
+            for name, amount in moves.items():
+                counters = self.feed.of[rank]
+                setattr(counters, name, getattr(counters, name) + amount)
+        for poller in self.pollers:
+            poller.turn()
 
     def say(self, event: str, rank: str | None = None, **fields: float | str) -> None:
         self.feed.log_bytes += 100
         self.events.append(Event(self.now + 1.0, "s", event, rank, "log", fields))
 
     def replayed(self, config: Config | None = None) -> list[tuple[str, str, str | None]]:
+        return [(c["state"], c["reason"], c["suspect_rank"]) for c in self.replayed_changes(config)]
+
+    def replayed_changes(self, config: Config | None = None) -> list[dict[str, Any]]:
         self.recorder.begin()
         lines = [line.encode() for line in self.lines]
         (found,) = replay_lines(Reader("x", KNOWN).read(lines), told_servers(lines), config, ())
-        return [(change["state"], change["reason"], change["suspect_rank"]) for change in found["changes"]]
+        return list(found["changes"])
 
 
 # --- a recorded run replays to what it was judged live -----------------------------------------------------
@@ -165,6 +175,28 @@ def pause_us(live: Live) -> None:
     live.step(20, storage=50 * MIB)
     live.step(20)
     live.step(seconds=600.0)
+    live.step(60)
+
+
+def pause_our_ticks_alone(live: Live) -> None:
+    """Three times a machine has no core for the daemon, but some for its sources, for a third of what a stall takes."""
+    live.step(20, storage=50 * MIB)
+    for _ in range(3):
+        live.step(2)
+        for _ in range(16):
+            live.look(TICK)
+        live.step()
+    live.step(20)
+    live.step(30)
+
+
+def pause_our_ticks_while_few_are_read(live: Live) -> None:
+    """The same, and the sources look seldom."""
+    live.step(20, storage=50 * MIB)
+    live.step(20)
+    for _ in range(6):
+        live.look(12 * TICK)
+    live.step()
     live.step(60)
 
 
@@ -230,6 +262,8 @@ def hang_the_driver(live: Live) -> None:
         (hide_storage, ("unknown", "unreadable", None)),
         (end_and_start_again, ("working", "none", None)),
         (pause_us, ("stalled", "idle_wait", None)),
+        (pause_our_ticks_alone, ("stalled", "idle_wait", None)),
+        (pause_our_ticks_while_few_are_read, ("stalled", "idle_wait", None)),
         (be_a_log_less_one, ("unknown", "no_evidence", None)),
         (spin, ("suspect", "busy_spin", None)),
         (spin_on_cards, ("stalled", "gpu_spin", None)),
@@ -246,6 +280,27 @@ def test_a_recorded_run_replays_to_its_verdicts(
 
     assert live.replayed() == live.told
     assert live.told[-1] == last
+
+
+@pytest.mark.parametrize("happens", [pause_us, pause_our_ticks_alone, pause_our_ticks_while_few_are_read])
+def test_a_pause_of_ours_counts_for_nothing_in_the_replay_either(happens: Callable[[Live], None]) -> None:
+    """Also one in which sources went on reading.  The ticks of a replay lie on a grid: moments differ by one at most."""
+    live = Live()
+    happens(live)
+    begun = live.recorder._zero
+    assert begun is not None
+
+    found = [change["t"] for change in live.replayed_changes()]
+
+    assert found == [pytest.approx(at - begun, abs=TICK) for at in live.told_at]
+
+
+def test_without_a_word_of_it_such_a_pause_would_be_silence_of_the_server() -> None:
+    live = Live()
+    live.daemon.tell_pause = lambda since, until: None
+    pause_our_ticks_alone(live)
+
+    assert live.replayed_changes()[-1]["t"] < live.told_at[-1] - 5000.0 - 60.0
 
 
 def test_idle_power_that_was_learned_is_recorded_and_what_is_not_known_is_not() -> None:

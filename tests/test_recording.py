@@ -18,11 +18,13 @@ from stallwatch.recording import (
     Header,
     Line,
     Look,
+    Pause,
     Reader,
     event_line,
     header_line,
     known_names,
     look_line,
+    pause_line,
     server_document,
     servers_line,
     told_servers,
@@ -51,6 +53,15 @@ def looks(*rows: Any) -> tuple[Reading, ...]:
 
 
 # --- what is read ------------------------------------------------------------------------------------------
+
+
+def test_a_pause_is_read_as_it_was_written() -> None:
+    assert read(HEADER, pause_line(12.3456, 7.00049).rstrip())[1:] == [Pause(12.346, 7.0)]
+
+
+def test_a_pause_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InputError, match="pause"):
+        read(HEADER, {"t": 1.0, "pause": "long"})
 
 
 def test_a_whole_recording_is_read() -> None:

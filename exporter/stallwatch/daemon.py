@@ -34,6 +34,7 @@ from .model import (
     Signal,
 )
 from .poller import Poller, is_urgent
+from .rights import NO_RIGHT
 from .server_timeline import ServerTimeline
 from .sources import Host
 from .sources.logs.collector import Logs
@@ -81,10 +82,11 @@ class Daemon:
         wall: Callable[[], float] = time.time,
         witness: Callable[[Result, float, float], None] | None = None,
         memory: Memory | None = None,
+        no_right: str = NO_RIGHT,
     ) -> None:
         """`witness` is told of every result that is taken, with its time on our clock and its source's interval.
 
-        `memory`: what was known before a restart of ours.
+        `memory`: what was known before a restart of ours.  `no_right`: see Episodes.
         """
         self.config: Config = host.config
         self._publish, self._monotonic, self._wall, self._witness = publish, monotonic, wall, witness
@@ -99,7 +101,7 @@ class Daemon:
             ready_markers=ready_markers(host.frameworks),
             timeouts_of=partial(_known_timeouts, own_timeouts(host.frameworks)),
         )
-        self._episodes = Episodes(self._timeline, self._thresholds_of, self.config.retention)
+        self._episodes = Episodes(self._timeline, self._thresholds_of, self.config.retention, no_right)
         self._latest: dict[str, Result] = {}
         self._seen_roots: set[ProcessId] = set()
         self._awaited: set[str] = set()  # sources woken for a new server, whose next result ticks at once
@@ -107,6 +109,8 @@ class Daemon:
         self._now = 0.0
         self._config_reload = (True, wall())
         self.report: Report | None = None
+        self.tell_pause: Callable[[float, float], None] = lambda since, until: None
+        """Told from when to when (monotonic) no clock counts, before what was read meanwhile is taken."""
 
     def _thresholds_of(self, server: str) -> Thresholds:
         return self.config.thresholds_for(server)
@@ -216,6 +220,7 @@ class Daemon:
         self._now = now = self._clock.tick(monotonic)
         if self._clock.skipped > skipped:
             log.warning("pause not counted", extra={"seconds": round(self._clock.skipped - skipped, 1)})
+            self.tell_pause(earliest + skipped, monotonic)
         for result in sorted((r for p in self.pollers for r in p.take()), key=lambda result: result.finished):
             self._take(result, earliest)
         return monotonic, wall, now

@@ -22,7 +22,7 @@ from .assembly import Settings, make_daemon, read_config
 from .config import Thresholds
 from .frameworks import load_frameworks
 from .model import Report, Result, Server
-from .recording import Json, event_line, header_line, look_line, server_document, servers_line
+from .recording import Json, event_line, header_line, look_line, pause_line, server_document, servers_line
 from .strict_yaml import InputError
 
 PACKED = ".gz"
@@ -56,6 +56,12 @@ class Recorder:
             self._put(event_line(self._time(min(event.at, result.finished)), event))
         self._put(look_line(self._time(result.finished), result.source, interval, result.readings))
         self.looks += 1
+
+    def pause(self, since: float, until: float) -> None:
+        """Between these moments the daemon did not tick, and counts no time; what was read meanwhile comes next."""
+        if self._zero is not None:
+            began = self._time(since)
+            self._put(pause_line(began, max(0.0, until - self._zero - began)))
 
     def tick(self) -> None:
         """The header waits for the servers that are found first, but not for ever."""
@@ -104,6 +110,7 @@ def record(settings: Settings, out: str, seconds: float) -> int:
 
     try:
         daemon = make_daemon(settings, publish, config, recorder.witness)
+        daemon.tell_pause = recorder.pause
         with _ended_by(daemon.stop, seconds):
             print(f"recording to {out}; Ctrl-C ends it", file=sys.stderr)
             try:

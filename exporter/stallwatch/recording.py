@@ -110,7 +110,15 @@ class Look:
     interval: float | None = None
 
 
-Line = Header | Facts | Look | Event
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nothing was judged from `t` on for so many seconds, whatever was read meanwhile: that time counts for nothing."""
+
+    t: float
+    seconds: float
+
+
+Line = Header | Facts | Look | Event | Pause
 """An Event's `at` is the `t` of its line."""
 
 
@@ -256,6 +264,8 @@ class Reader:
         if "stallwatch_recording" in parsed:
             raise self.wrong("stallwatch_recording", "a second header; one recording has one")
         t = self._time(parsed)
+        if "pause" in parsed:
+            yield Pause(t, self._number(parsed, "pause"))
         if "servers" in parsed:
             yield Facts(self._servers(parsed))
         if "readings" in parsed:
@@ -456,6 +466,11 @@ def look_line(t: float, source: str, interval: float, readings: Iterable[Reading
     """What one source read at one look."""
     rows = [_row(reading) for reading in readings]
     return _line({"t": round(t, 3), "source": source, "interval": interval, "readings": rows})
+
+
+def pause_line(t: float, seconds: float) -> str:
+    """A time in which stallwatch itself did not judge."""
+    return _line({"t": round(t, 3), "pause": round(seconds, 3)})
 
 
 def event_line(t: float, event: Event) -> str:

@@ -43,6 +43,7 @@ from .recording import (
     Header,
     Line,
     Look,
+    Pause,
     Reader,
     RecordedServer,
     known_names,
@@ -195,6 +196,8 @@ class Replay:
         self._episodes = Episodes(self.timeline, self._thresholds_of, (config or Config()).retention)
         self._clock = Clock(header.interval_seconds)
         self._ticks = 0  # the next tick is after this many intervals
+        self._earliest = 0.0  # the last tick before a pause: what was read in it counts as read then
+        self._resumed = -math.inf  # `t` of the end of the last pause
         self._last: float | None = None  # `t` of the last line with readings; before there is one, of the first line
         self._looks: list[Look] = []  # of one moment, not taken yet
         self._waiting: list[Event] = []  # since that line: the next one tells whether they are in a gap
@@ -219,6 +222,8 @@ class Replay:
         self._take_looks()
         if isinstance(record, Facts):
             self._learn(record.servers)
+        elif isinstance(record, Pause):
+            self._pause(record)
         elif isinstance(record, Event):
             self._begin(record.at)
             self._waiting.append(record)
@@ -278,9 +283,10 @@ class Replay:
     def _come_to(self, t: float) -> None:
         """Tick until a line with readings, and take what the log said until then; in a gap do so at its end."""
         assert self._last is not None  # noqa: S101  # `_begin` was called
-        is_gap = self._clock.is_gap(t - self._last - _EPSILON)
+        last = max(self._last, self._resumed)
+        is_gap = self._clock.is_gap(t - last - _EPSILON)
         if is_gap:
-            self._tick_before(self._last + 2 * _EPSILON)
+            self._tick_before(last + 2 * _EPSILON)
             self._clock.tick(t)
             self._set_ticks(t)
         for event in self._waiting:
@@ -289,6 +295,18 @@ class Replay:
             self._tell(event, at)
         self._tick_before(t)
         self._waiting, self._last = [], t
+
+    def _pause(self, pause: Pause) -> None:
+        """No tick until its end; its length is one interval."""
+        if self._last is None or not self._clock.is_gap(pause.seconds):
+            return
+        self._come_to(pause.t)
+        self._tick_before(pause.t + 2 * _EPSILON)
+        self._earliest = self._clock.of(pause.t, self._earliest)
+        self._clock.tick(pause.t)
+        self._resumed = pause.t + pause.seconds
+        self._clock.tick(self._resumed)
+        self._set_ticks(self._resumed)
 
     def _tick_before(self, t: float) -> None:
         """Every tick before `t`: what is read at the moment of a tick belongs to it."""
@@ -368,13 +386,13 @@ class Replay:
     # --- lines
 
     def _tell(self, event: Event, t: float) -> None:
-        at, told = self._clock.of(t, 0.0), self._server(event.server)
+        at, told = self._clock.of(t, self._earliest), self._server(event.server)
         if not told.is_begun:
             self._see(told, at)
         self.timeline.tell([replace(event, at=at)])
 
     def _look(self, look: Look) -> None:
-        at, interval = self._clock.of(look.t, 0.0), max(look.interval or 0.0, self._clock.tick_seconds)
+        at, interval = self._clock.of(look.t, self._earliest), max(look.interval or 0.0, self._clock.tick_seconds)
         self._note_starts(look, at)
         readings: list[Reading] = []
         shares: list[tuple[Route, Reading]] = []
