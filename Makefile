@@ -5,6 +5,7 @@
 #   make e2e      real processes and services    make bench    ratios against other exporters
 #   make deployed  packages, unit, image and chart as built and run
 #   make faults   what it watches, and what it stands on, is broken on purpose (docs/FAULTS.md)
+#   make soak     a year of starts and ends in minutes: does anything grow?
 #   make score    docs/SCORE.md: recordings and the obvious rules, measured anew
 #   make dashboards  grafana/ and its ConfigMaps anew   make pictures    docs/pictures/ anew
 #   make page-pictures  the same of the page, in Chromium
@@ -20,17 +21,17 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
 LINTED := exporter tests bench grafana score deploy
 
-.PHONY: run test check e2e deployed faults bench score dashboards pictures browser page-pictures hardware clean help
+.PHONY: run test check e2e deployed faults soak bench score dashboards pictures browser page-pictures hardware clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,11p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,12p
 
 run: $(VENV)/.installed
 	$(BIN)/stallwatch serve $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/pytest -m 'not e2e and not faults' -n auto --maxprocesses 4 $(PYTEST_ARGS)
+	$(BIN)/pytest -m 'not e2e and not faults and not soak' -n auto --maxprocesses 4 $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check $(LINTED)
@@ -51,8 +52,11 @@ faults: $(VENV)/.installed-test
 deployed: $(VENV)/.installed-test
 	$(BIN)/pytest -m e2e $(PYTEST_ARGS) tests/deploy
 
+soak: $(VENV)/.installed-test
+	$(BIN)/pytest -m soak $(PYTEST_ARGS) tests/soak
+
 bench: $(VENV)/.installed-test
-	@for name in scan memory gpu wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done
+	@for name in scan node memory gpu wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done
 
 score: $(VENV)/.installed-test
 	PYTHONPATH=tests $(BIN)/python -m score $(SCORE_ARGS)
