@@ -26,7 +26,7 @@ from stallwatch.model import (
     Server,
 )
 from stallwatch.sources import Host, Moment
-from stallwatch.sources.logs import collector, hits, past
+from stallwatch.sources.logs import collector, hits, of_server, past
 from stallwatch.sources.logs.collector import CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
 from stallwatch.sources.logs.followed import MUCH_BYTES, RESTS
 from stallwatch.sources.logs.lines import Hit
@@ -345,6 +345,19 @@ def test_a_restart_with_a_new_file_keeps_what_was_counted(node: Node) -> None:
     assert [event.event for event in events(seen)] == ["args"]
     assert values(seen, "log_lines_total") == {("stdout",): 2.0}
     assert values(seen, "log_events_total")[("load_begin",)] == 1.0
+
+
+def test_a_server_whose_log_has_another_name_after_each_start_keeps_its_counts_but_not_every_name(node: Node) -> None:
+    """Soak: a server that is started a thousand times left a thousand logs behind."""
+    starts = of_server.MOST_CLOSED + 20
+    for start in range(starts):
+        node.write("[2026-06-02 08:00:00 TP0] Load weight begin.\n", f"start-{start}.log")
+        node.place(f"start-{start}.log")
+        node.server = replace(node.server, root=ProcessId(100 + start, 100 + start))
+        seen = node.read()
+
+    assert values(seen, "log_events_total")[("load_begin",)] == starts
+    assert len(node.source._servers[node.server.name].before) == of_server.MOST_CLOSED
 
 
 def test_more_logs_than_the_limit_are_said_to_be_unread(tmp_path: Path) -> None:

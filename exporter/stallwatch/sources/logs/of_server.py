@@ -11,6 +11,10 @@ from .counters import Before, total_of
 from .followed import FollowedLog
 from .places import LogPlaces
 
+MOST_CLOSED = 64
+"""Closed logs of a server whose own counts are kept, in case their names come again; of older ones the events only.
+A server that writes each start to a log of another name leaves one behind with every start."""
+
 
 @dataclass(slots=True)
 class ServerLogs:
@@ -39,8 +43,12 @@ class ServerLogs:
             self.unclaimed[log.sums.key] = log.sums
             self.before.pop(name, None)
         else:
-            self.before.setdefault(name, Before()).add(log.tail, log.voices)
+            self.before[name] = before = self.before.pop(name, None) or Before()  # the last one closed comes last
+            before.add(log.tail, log.voices)
         log.tail.close()
+        closed = [name for name in self.before if name not in self.logs]
+        for oldest in closed[:-MOST_CLOSED]:
+            self.give_up(oldest)
 
     def give_up(self, name: str) -> None:
         """Nobody will ask for this log again; its events stay counted."""
