@@ -284,7 +284,7 @@ def test_a_recorded_run_replays_to_its_verdicts(
 
 @pytest.mark.parametrize("happens", [pause_us, pause_our_ticks_alone, pause_our_ticks_while_few_are_read])
 def test_a_pause_of_ours_counts_for_nothing_in_the_replay_either(happens: Callable[[Live], None]) -> None:
-    """Also one in which sources went on reading.  The ticks of a replay lie on a grid: moments differ by one at most."""
+    """Also one in which sources went on reading.  Ticks of a replay lie on a grid: moments differ by one at most."""
     live = Live()
     happens(live)
     begun = live.recorder._zero
