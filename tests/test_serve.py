@@ -289,14 +289,20 @@ def no_thread(_: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_lost", "is_running", "expected"),
-    [(False, True, None), (True, True, "processes"), (False, False, "http"), (True, False, "processes http")],
+    ("is_lost", "web", "expected"),
+    [
+        (False, (True, False), None),
+        (True, (True, False), "processes"),
+        (False, (False, False), "http"),
+        (False, (True, True), "http"),
+        (True, (False, False), "processes http"),
+    ],
 )
 def test_a_thread_that_is_lost_ends_the_tick(
-    is_lost: bool, is_running: bool, expected: str | None, caplog: pytest.LogCaptureFixture
+    is_lost: bool, web: tuple[bool, bool], expected: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     poller = SimpleNamespace(source=SimpleNamespace(name="processes"), is_lost=is_lost)
-    daemon, http = SimpleNamespace(pollers=(poller,)), SimpleNamespace(is_running=is_running)
+    daemon, http = SimpleNamespace(pollers=(poller,)), SimpleNamespace(is_running=web[0], is_stuck=lambda now: web[1])
     with pytest.raises(LostThreadError) if expected else nullcontext():
         check_threads(daemon, http)  # type: ignore[arg-type]  # as much of them as is looked at
 

@@ -704,6 +704,33 @@ def test_stopping_ends_open_connections_and_may_come_twice(serve: Serve) -> None
 # --- hostile and slow clients ------------------------------------------------------------------------------
 
 
+def test_http_that_does_nothing_for_a_minute_of_looks_is_stuck(serve: Serve) -> None:
+    running, held = serve(), threading.Event()
+    running._loop.call_soon_threadsafe(held.wait)
+    try:
+        at_once = [running.is_stuck(1000.0 + look) for look in range(0, 59, 5)]
+        later = [running.is_stuck(1000.0 + look) for look in range(60, 75, 5)]
+    finally:
+        held.set()
+    until(lambda: running._answered == running._asked)
+
+    assert (any(at_once), all(later)) == (False, True)
+    assert not running.is_stuck(2000.0)
+
+
+def test_http_that_was_stopped_with_us_or_is_asked_very_often_is_not_stuck(serve: Serve) -> None:
+    running, held = serve(), threading.Event()
+    running._loop.call_soon_threadsafe(held.wait)
+    try:
+        often = [running.is_stuck(1000.0 + look / 10) for look in range(590)]
+    finally:
+        held.set()
+    until(lambda: running._answered == running._asked)
+
+    assert not any(often)
+    assert [running.is_stuck(1000.0), running.is_stuck(1600.0)] == [False, False]
+
+
 def test_a_connection_serves_many_requests_also_sent_ahead(serve: Serve) -> None:
     request = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
     last = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

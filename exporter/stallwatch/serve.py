@@ -181,16 +181,16 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
 
 
 class LostThreadError(RuntimeError):
-    """A thread we cannot do without has ended: a process that starts anew is better than half of one."""
+    """A thread we cannot do without has ended, or HTTP does nothing: a new process is better than half of one."""
 
 
 def check_threads(daemon: Daemon, http: HttpServer) -> None:
     """Called by each tick, which ends with the error, and the process with it."""
     lost = [poller.source.name for poller in daemon.pollers if poller.is_lost]
-    if not http.is_running:
+    if not http.is_running or http.is_stuck(time.monotonic()):
         lost.append("http")
     if lost:
-        log.error("threads have ended: ending", extra={"threads": " ".join(lost)})
+        log.error("threads have ended or are stuck: ending", extra={"threads": " ".join(lost)})
         raise LostThreadError
 
 

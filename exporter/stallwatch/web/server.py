@@ -22,6 +22,10 @@ from .secure import Secure
 
 MAX_REQUESTS = 40  # as node_exporter
 STOP_SECONDS = 1.5
+STUCK_LOOKS, STUCK_SECONDS = 12, 60.0
+"""Looks in a row, over this time at least, at which HTTP did nothing: no busy machine is that slow, and a process that
+was stopped has not looked meanwhile."""
+
 QUIET_SECONDS = 60.0
 """How often it is said, at most, that clients cannot be accepted."""
 
@@ -85,6 +89,8 @@ class HttpServer:
         self._clients = Clients(app, gate, max_requests, deadlines, self._loop, room.connections)
         self._listeners: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self._asked, self._asked_at, self._looks = 0, 0.0, 0  # these are the looker's,
+        self._answered = 0  # this the thread's own
 
     def start(self, sockets: Iterable[socket.socket]) -> None:
         for each in sockets:
@@ -109,6 +115,17 @@ class HttpServer:
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether HTTP did nothing for too long; `now`: monotonic seconds.  Called now and then, by one thread."""
+        if self._answered == self._asked:
+            self._asked, self._asked_at, self._looks = self._asked + 1, now, 0
+            self._loop.call_soon_threadsafe(self._answer, self._asked)
+        self._looks += 1
+        return self._looks > STUCK_LOOKS and now - self._asked_at >= STUCK_SECONDS
+
+    def _answer(self, number: int) -> None:
+        self._answered = number
 
     def _run(self) -> None:
         self._loop.run_forever()
