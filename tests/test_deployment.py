@@ -134,6 +134,15 @@ def test_every_file_that_compose_mounts_is_there() -> None:
     assert [str(source) for source in mounts().values() if not source.exists()] == []
 
 
+def test_the_filter_of_system_calls_that_compose_names_is_there() -> None:
+    (name,) = (word.removeprefix("seccomp:") for word in compose()["stallwatch"]["security_opt"] if "seccomp" in word)
+    profile = json.loads((ROOT / "deploy" / name).read_text())
+    allowed = {call for rule in profile["syscalls"] for call in rule["names"] if rule["action"] == "SCMP_ACT_ALLOW"}
+
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert not allowed & TO_ACT
+
+
 def test_every_named_volume_is_declared() -> None:
     used = {v.split(":")[0] for s in compose().values() for v in s["volumes"] if isinstance(v, str) and v[0] != "."}
 
@@ -273,6 +282,8 @@ def test_the_documented_container_is_that_of_compose() -> None:
 
     assert set(re.findall(r"--cap-add (\S+)", command)) == set(exporter["cap_add"])
     assert dict(word.split("=", 1) for word in re.findall(r"--env (\S+)", command)) == exporter["environment"]
+    options = {word.replace(":", "=", 1).replace("./", "deploy/") for word in exporter["security_opt"]}
+    assert set(re.findall(r"--security-opt (\S+)", command)) == options
     assert "--cap-drop ALL" in command
     assert "--read-only" in command
     assert f"--pid {exporter['pid']}" in command
@@ -291,3 +302,38 @@ def test_every_setting_of_the_unit_that_is_explained_is_there() -> None:
     absent = {name for cell in first if cell.startswith("| no ") for name in re.findall(r"`(\w+)=`", cell)}
     assert len(absent) >= 8
     assert not absent & {name for name, _ in lines_of(UNIT)}
+
+
+def install_page() -> str:
+    return (ROOT / "docs/INSTALL.md").read_text(encoding="utf-8")
+
+
+def test_every_file_that_a_documented_command_names_is_there() -> None:
+    commands = "".join(re.findall(r"^```bash\n(.*?)^```", install_page(), re.MULTILINE | re.DOTALL))
+    named = set(re.findall(r"\b(deploy/[\w./-]+)", commands))
+
+    assert len(named) >= 6
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_values_of_the_chart_that_are_explained_are_there() -> None:
+    table = install_page().partition("| value | default | is |")[2].partition("\n\n")[0]
+    values_of_the_chart = load(CHART / "values.yaml")
+    names = [name for row in table.splitlines()[2:] for name in re.findall(r"`([\w.]+)`", row.split(" | ")[0])]
+
+    assert len(names) >= 12
+    for name in names:
+        value = values_of_the_chart
+        for key in name.split("."):
+            assert key in value, name
+            value = value[key]
+    written = dict(re.findall(r"^\| `([\w.]+)` \| `(\w+)` \|", table, re.MULTILINE))
+    assert written == {name: yaml_word(values_of_the_chart, name) for name in written}
+
+
+def yaml_word(values_of_the_chart: Any, name: str) -> str:
+    """A default as a table has it: the word that stands in YAML; of a profile its type."""
+    for key in name.split("."):
+        values_of_the_chart = values_of_the_chart[key]
+    found = values_of_the_chart["type"] if isinstance(values_of_the_chart, dict) else values_of_the_chart
+    return str(found).lower() if isinstance(found, bool) else str(found)

@@ -17,6 +17,7 @@ from e2e.harness import CONFIG, Program, fetch, free_port, wait_until
 from stallwatch.drill.nvml_standin import StandIn
 
 from .containers import CannotBuildError, Container, base, build, buildah, inspect
+from .packages import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
@@ -26,6 +27,7 @@ TRIES = 4
 RIGHTS = ("SYS_PTRACE", "DAC_READ_SEARCH")
 ENTER = "/opt/stallwatch/bin/enter"
 PROCESSES = "/host/proc"
+PROFILE = ROOT / "deploy/seccomp/stallwatch.json"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def container(image: str) -> Iterator[Container]:
-    name = buildah("from", "--pull-never", image)
+    """Its system calls are filtered as Compose has it."""
+    name = buildah("from", "--pull-never", "--security-opt", f"seccomp={PROFILE}", image)
     yield Container(name)
     buildah("rm", name)
 
@@ -124,6 +127,7 @@ def test_it_has_the_rights_that_were_granted_and_is_not_root(
 
     assert int(status["CapEff"], 16) == expected
     assert status["Uid"].split() == ["65532"] * 4
+    assert status["Seccomp"].strip() == "2"
 
 
 def test_its_health_check_knows_well_from_not(container: Container, tmp_path: Path) -> None:
