@@ -25,6 +25,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proc_tree import ProcTree, threads
 from proc_tree import Thread as ProcThread
@@ -283,6 +285,29 @@ def test_parse_tells_no_secret_whoever_reads_the_log(reader: str | None, logs: d
 
     assert all(file["lines"] > 2 * len(SECRETS) for file in told["files"])
     assert sum(file["error_lines"] for file in told["files"]) > len(SECRETS)
+    assert_clean({"json": json.dumps(told), "text": format_text(told)})
+
+
+@given(
+    name=st.sampled_from(sorted(FORMS)),
+    kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4),
+    between=st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12),
+    data=st.data(),
+)
+@settings(max_examples=60)
+def test_parse_tells_no_secret_wherever_it_stands_in_a_line(
+    name: str, kinds: list[str], between: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In the middle of a word, a number, a prefix, an escape: in place of any stretch of a line of the framework."""
+    path = tmp_path_factory.getbasetemp() / "wherever.log"
+    lines = []
+    for kind in kinds:
+        line = data.draw(st.sampled_from(FORMS[name])).replace("{{", "{").replace("}}", "}")
+        begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(line))] * 2)))
+        lines.append(line[:begin] + SECRETS[kind] + between + SECRETS[kind] + line[end:])
+    path.write_text("\n".join(lines), errors="replace")
+    told = parse_files([str(path)], name, FRAMEWORKS)
+
     assert_clean({"json": json.dumps(told), "text": format_text(told)})
 
 
