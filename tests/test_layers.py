@@ -30,6 +30,7 @@ ALLOWED: Mapping[str, str] = {
     "startup": "",
     "bell": "",
     "children": "",
+    "rights": "",
     "heartbeat": "",
     "signals": "model",
     "config": "model strict_yaml",
@@ -127,13 +128,13 @@ ALLOWED: Mapping[str, str] = {
     "restarts": "model config",
     "learned": "model config",
     "outcomes": "model",
-    "episodes": "model signals config server_timeline timeline deadlines learned outcomes restarts verdict.*",
+    "episodes": "model signals config server_timeline timeline deadlines learned outcomes restarts rights verdict.*",
     "poller": "model signals config sources",
     "kept": "model signals startup tracks server_timeline timeline deadlines restarts episodes",
     "memory": "model signals tracks idle_power cards server_timeline timeline learned episodes kept",
     "state_file": "descriptors",
     "daemon": "model signals bell clock config frameworks sources sources.* server_timeline timeline deadlines"
-    " verdict.* episodes poller memory",
+    " verdict.* episodes poller memory rights",
     # From the Report to whoever reads it.
     "exposition": ". model signals config printable",
     "gpu_words": "model printable",
@@ -148,7 +149,7 @@ ALLOWED: Mapping[str, str] = {
     " sources.logs.lines sources.logs.times",
     "assembly": "model strict_yaml config frameworks sources sources.logs.collector sources.processes"
     " sources.table daemon poller"
-    " memory",
+    " memory rights",
     "catalogue": "model signals sources.table daemon exposition",
     "stacks": "children printable sources.procfs",
     "recording": "model config strict_yaml",

@@ -14,6 +14,7 @@ from .frameworks import Framework, load_frameworks
 from .memory import Memory
 from .model import Report, Result, Scene
 from .poller import Poller
+from .rights import our_remedy
 from .sources import Host, Source
 from .sources.logs.collector import Logs
 from .sources.processes import Processes
@@ -98,7 +99,7 @@ def make_daemon(
                     _remind(source, memory)
                 yield poller
 
-    return Daemon(host, pollers, publish, witness=witness, memory=memory)
+    return Daemon(host, pollers, publish, witness=witness, memory=memory, no_right=our_remedy())
 
 
 def _remind(source: Source, memory: Memory) -> None:

@@ -28,6 +28,7 @@ from .model import (
 )
 from .outcomes import MOST_KINDS, Outcomes
 from .restarts import Restarts
+from .rights import NO_RIGHT
 from .server_timeline import ServerTimeline, natural
 from .timeline import Timeline
 from .verdict import Evidence, gather, judge
@@ -37,7 +38,7 @@ FAILED_KEPT_SECONDS = 24 * 3600.0
 
 REMEDIES: Mapping[str | None, str] = {
     None: "not read yet",
-    "permission": "the capabilities CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH make them readable",
+    "permission": NO_RIGHT,
     "vanished": "there is no such file",
     "not_supported": "it is no regular file",
     "namespace": "it is in another namespace",
@@ -112,9 +113,14 @@ class Episodes:
     """Judges every server of a timeline once per tick."""
 
     def __init__(
-        self, timeline: Timeline, thresholds_of: Callable[[str], Thresholds], retention: float = 600.0
+        self,
+        timeline: Timeline,
+        thresholds_of: Callable[[str], Thresholds],
+        retention: float = 600.0,
+        no_right: str = NO_RIGHT,
     ) -> None:
-        self.thresholds_of, self.retention = thresholds_of, retention
+        """`no_right`: what to tell a person of what may not be read."""
+        self.thresholds_of, self.retention, self._no_right = thresholds_of, retention, no_right
         self._timeline = timeline
         self._episodes: dict[str, Episode] = {}
         self._startups: dict[tuple[str, str, str], Startups] = {}
@@ -199,7 +205,7 @@ class Episodes:
             verdict.suspect_rank,
         ):
             self.changes.append(Change(timeline.name, before, verdict, evidence.phase))
-        report = describe(timeline, evidence, episode, thresholds, now, wall)
+        report = describe(timeline, evidence, episode, thresholds, now, wall, self._no_right)
         timeouts = self._timeline.timeouts_of(report.server.framework)
         ends = running_deadlines(timeline, evidence, timeouts, now)
         return replace(
@@ -347,6 +353,7 @@ def describe(
     thresholds: Thresholds,
     now: float,
     wall: float,
+    no_right: str,
 ) -> ServerReport:
     """The report on one server: what was found out, nothing new is judged here."""
     verdict = episode.verdict
@@ -370,7 +377,7 @@ def describe(
         starts=server.starts,
         stalled_seconds=episode.stalled_seconds,
         startup_seconds=episode.startup_seconds,
-        advice=tuple(advice(evidence, verdict, thresholds)),
+        advice=tuple(advice(evidence, verdict, thresholds, no_right)),
     )
 
 
@@ -414,7 +421,7 @@ def _rank_state(
     )
 
 
-def advice(evidence: Evidence, verdict: Verdict, thresholds: Thresholds) -> list[str]:
+def advice(evidence: Evidence, verdict: Verdict, thresholds: Thresholds, no_right: str = NO_RIGHT) -> list[str]:
     """Sentences for a person: what is missing and what would help."""
     sentences = []
     if verdict.state == "quiet":
@@ -429,7 +436,8 @@ def advice(evidence: Evidence, verdict: Verdict, thresholds: Thresholds) -> list
             reason = evidence.log_reason if channel == "log" else evidence.unreadable_reason
             reasons.setdefault(reason, []).append(channel)
     for reason, channels in reasons.items():
-        sentences.append(f"unreadable: {', '.join(channels)}; {REMEDIES.get(reason, reason)}")
+        why = no_right if reason == "permission" else REMEDIES.get(reason, reason)
+        sentences.append(f"unreadable: {', '.join(channels)}; {why}")
     if of_cards := [channel for channel in unreadable if channel in _OF_CARDS]:
         why = CARD_REMEDIES.get(evidence.cards_reason, REMEDIES["error"])
         sentences.append(f"unreadable: {', '.join(of_cards)}; {why}")

@@ -1,7 +1,9 @@
-"""The exporter as another user without capabilities: it sees little, and says so."""
+"""The exporter as another user: with two capabilities it sees what root sees, with fewer less, and it says so."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,13 +15,22 @@ from tempfile import mkdtemp
 
 import pytest
 
-from .harness import ROOT, STALL_AFTER, WINDOW, Exporter, StandIn, rest
+from .harness import ROOT, STALL_AFTER, WINDOW, Exporter, StandIn, fetch, rest, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("as_root")]
 
 NOBODY = 65534
 DROP = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--bounding-set=-all"]
 DROP += ["--inh-caps=-all", "--no-new-privs"]
+
+
+def with_only(*capabilities: str) -> list[str]:
+    """Words that make a program run as another user with these capabilities and no other."""
+    kept = ",".join(("-all", *(f"+{name}" for name in capabilities)))
+    words = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--no-new-privs"]
+    return [*words, f"--bounding-set={kept}", f"--inh-caps={kept}", f"--ambient-caps={kept}"]
+
+
 _RUN = "import sys; from stallwatch.cli import main; sys.exit(main())"
 
 
@@ -105,3 +116,89 @@ def assert_unknown(exporter: Exporter, server: StandIn) -> None:
     unreadable = last.values("stallwatch_threads", server=server.name, wait="unreadable")
     assert unreadable[(("rank", "TP3"),)] >= 200
     assert 0.0 not in last.values("stallwatch_threads", server=server.name, wait="futex").values()
+
+
+# --- with just the capabilities that looking needs ------------------------------------------------------------
+
+PTRACE, SEARCH = "sys_ptrace", "dac_read_search"
+
+
+def series(exporter: Exporter, server: StandIn) -> set[str]:
+    """Names and labels of all that is told of a server, but when what moved last: that depends on who looked when."""
+    told = re.findall(r"^(stallwatch_\S*?\{.*\}) \S+$", exporter.watch.last().page, re.MULTILINE)
+    label = f'server="{server.name}"'
+    return {name for name in told if label in name and not name.startswith("stallwatch_channel_age_seconds")}
+
+
+def hidden(server: StandIn) -> None:
+    """Its log and its folder are root's alone."""
+    server.log.chmod(0o600)
+
+
+def test_two_capabilities_show_what_root_sees(readable: list[str], open_folder: Path) -> None:
+    roots = open_folder / "root"
+    roots.mkdir()
+    with (
+        Exporter(roots) as root,
+        Exporter(open_folder, command=readable, prefix=with_only(PTRACE, SEARCH)) as ours,
+        StandIn("barrier-deadlock", open_folder) as server,
+    ):
+        hidden(server)
+        status = Path(f"/proc/{ours.pid}/status").read_text()
+        assert f"Uid:\t{NOBODY}\t{NOBODY}" in status
+        assert f"CapEff:\t{1 << 19 | 1 << 2:016x}" in status
+        server.wait_for_line("Load weight end", 8)
+        for exporter in (root, ours):
+            exporter.watch.wait_for(server.name, 2 * STALL_AFTER + 20, state="stalled", reason="idle_wait")
+
+        def difference() -> set[str]:
+            return series(root, server) ^ series(ours, server)
+
+        wait_until(lambda: not difference(), 30.0, f"the same series: {sorted(difference())[:9]}", 0.5)
+        assert len(series(ours, server)) > 100
+        channels = ours.watch.last().values("stallwatch_channel_state", server=server.name, state="unreadable")
+        assert not channels
+        assert not [text for text in advice_of(ours, server) if "CAP_" in text]
+
+
+FEWER = [
+    ((), ("storage", "log"), ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")),
+    ((PTRACE,), ("storage",), ("CAP_DAC_READ_SEARCH",)),
+    ((SEARCH,), ("storage",), ("CAP_SYS_PTRACE",)),
+]
+
+
+@pytest.mark.parametrize(("kept", "lost", "wanted"), FEWER, ids=["none", "ptrace", "search"])
+def test_with_fewer_it_says_of_the_server_what_it_cannot_read_and_what_would_help(
+    kept: tuple[str, ...], lost: tuple[str, ...], wanted: tuple[str, ...], readable: list[str], open_folder: Path
+) -> None:
+    """On /metrics, on the page and in `check`."""
+    with (
+        StandIn("slow-load", open_folder, slow_seconds=60) as server,
+        Exporter(open_folder, command=readable, prefix=with_only(*kept)) as ours,
+    ):
+        hidden(server)
+        server.wait_for_line("Load weight begin", 8)
+
+        def unreadable() -> set[str]:
+            found = ours.watch.last().values("stallwatch_channel_state", server=server.name, state="unreadable")
+            return {dict(labels)["channel"] for labels in found}
+
+        wait_until(lambda: unreadable() >= set(lost), 30.0, f"{lost} unreadable, not {unreadable()}", 0.5)
+        sentences = [text for text in advice_of(ours, server) if "CAP_" in text]
+        page = fetch(f"{ours.url}/")[1]
+        checked = subprocess.run(
+            [*with_only(*kept), *readable, "check", "--url", ours.url], capture_output=True, text=True, check=False
+        )
+
+    assert sentences
+    for text in (sentences[0], page, checked.stdout):
+        assert "unreadable: " in text
+        named = {name for name in ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH") if name in text}
+        assert named == set(wanted)
+    assert all(channel in sentences[0] for channel in lost)
+
+
+def advice_of(exporter: Exporter, server: StandIn) -> list[str]:
+    document = json.loads(fetch(f"{exporter.url}/api/v1/report")[1])
+    return [text for each in document["servers"] if each["server"] == server.name for text in each.get("advice", ())]
