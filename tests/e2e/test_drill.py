@@ -39,14 +39,15 @@ def test_a_deadlock_is_called_stalled_and_the_end_of_the_drill_is_no_failure(tmp
         drill.process.send_signal(signal.SIGINT)
         assert drill.process.wait(30) == 0
 
-        assert not drill.said("failed")
+        assert not drill.said(rf"^{server}  failed")  # others on this machine may fail
         assert not Path(drill.wait_for(r"^configuration: (.*)$", 1)[1]).parent.exists()
 
 
 def test_neither_it_nor_its_exporter_outlives_a_kill(tmp_path: Path) -> None:
     with Drill("dead-rank", tmp_path, "--serve") as drill:
         config = Path(drill.wait_for(r"^configuration: (.*)$", 20)[1])
-        drill.wait_for(r"^sglang-\d+ ", 30)
+        server = drill.wait_for(r"^server: (sglang-\d+)", 10)[1]
+        drill.wait_for(rf"^{server} ", 30)
         family = wait_until(lambda: f if len(f := drill.family()) >= 12 else None, 20.0, "all processes")
 
         drill.process.kill()
