@@ -330,11 +330,11 @@ def test_a_real_stall_comes_to_the_page_of_a_real_exporter(tmp_path: Path, page:
     """Of an open page, from the start of the server to the end of its stall, without loading it again."""
     with (
         Exporter(tmp_path, environment=cards.environment()) as exporter,
-        StandIn("barrier-deadlock", tmp_path, cards=tmp_path, load_seconds=2.0) as server,
+        StandIn("barrier-deadlock", tmp_path, cards=tmp_path, load_seconds=4.0) as server,
     ):
         page.goto(exporter.url)
         row = page.locator("#all tbody tr", has=page.get_by_role("rowheader", name=server.name))
-        row.get_by_text("reading weights").wait_for()
+        row.get_by_text("reading weights").wait_for(timeout=30_000)  # eight processes on a machine that others use
         server.wait_for_line("Load weight end", RANKS)
         row.get_by_text("stalled (idle_wait)").wait_for(timeout=1000 * (STALL_AFTER + 30))
         part = page.locator("details", has=page.get_by_role("heading", name=server.name))
