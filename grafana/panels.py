@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stallwatch.model import CHANNEL_STATES, PHASES, WAITS
+from stallwatch.model import CHANNEL_STATES, PHASES, WAITS, WRITE
 
 Json = dict[str, Any]
 
@@ -46,6 +46,7 @@ _CHANNEL_COLORS = ("#56a64b", "#f2cc0c", "#a352cc", "#c7d0d9")
 
 PHASE_CHOICES: tuple[Choice, ...] = tuple(zip(PHASES, _PHASE_COLORS, strict=True))
 WAIT_CHOICES: tuple[Choice, ...] = tuple(zip(WAITS, _WAIT_COLORS, strict=True))
+MAIN_WAIT_CHOICES: tuple[Choice, ...] = (*WAIT_CHOICES[:-1], (WRITE, "#8f3bb8"))
 CHANNEL_CHOICES: tuple[Choice, ...] = tuple(zip(CHANNEL_STATES, _CHANNEL_COLORS, strict=True))
 NO_YES: tuple[Choice, ...] = (("no", "#c7d0d9"), ("yes", "#56a64b"))
 NO_BUT: tuple[Choice, ...] = (("no", "#c7d0d9"), ("yes", "#ff9830"))

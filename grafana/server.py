@@ -6,6 +6,7 @@ from .common import CARD, LINK_NODE, LINK_SOURCE, NOW, ONE_JOB, ONE_NODE, SERVER
 from .panels import (
     CHANNEL_CHOICES,
     GONE_LIVES,
+    MAIN_WAIT_CHOICES,
     NO_BUT,
     NO_YES,
     PHASE_CHOICES,
@@ -270,9 +271,9 @@ SERVER_DASHBOARD = Dashboard(
                 timeline(
                     "Main threads",
                     "What the main thread of each rank waits in. One that differs from all others is a clue.",
-                    (Query(numbered("stallwatch_main_thread", "wait", WAIT_CHOICES[:-1], f"{SERVER}, rank"), _RANK),),
+                    (Query(numbered("stallwatch_main_thread", "wait", MAIN_WAIT_CHOICES, f"{SERVER}, rank"), _RANK),),
                     12,
-                    WAIT_CHOICES,
+                    MAIN_WAIT_CHOICES,
                 ),
                 graph(
                     "CPU",
