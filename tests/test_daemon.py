@@ -469,6 +469,21 @@ def test_silences_of_a_log_are_as_of_the_report_and_do_not_follow_the_wall_clock
     assert silences(node.step()) == ([0.0], [20.0])
 
 
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_a_step_between_the_reading_of_a_log_and_the_tick_is_no_silence(step: float) -> None:
+    """The line was dated by the clock of before; were it never followed by another, it would be wrong for good."""
+    node = Node()
+    node.step()
+    node.now += TICK
+    line = node.wall() - 2.0
+    node.sources["logs"].yields = lambda: [LAST.read(line, "s", "log")]
+    node.pollers["logs"].turn()
+    node.wall_step = step
+
+    assert silences(node.daemon.tick())[0] == [2.0]
+    assert silences(node.step())[0] == [2.0 + TICK]
+
+
 # --- configuration -----------------------------------------------------------------------------------------
 
 

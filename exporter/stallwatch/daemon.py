@@ -105,6 +105,7 @@ class Daemon:
         self._latest: dict[str, Result] = {}
         self._seen_roots: set[ProcessId] = set()
         self._awaited: set[str] = set()  # sources woken for a new server, whose next result ticks at once
+        self._logs_read: tuple[float, float] | None = None  # when they were read last: on our clock, and Unix time
         self._arrivals: dict[tuple[str, str], tuple[float, float]] = {}  # log -> its last line as Unix time, when seen
         self._now = 0.0
         self._config_reload = (True, wall())
@@ -228,6 +229,8 @@ class Daemon:
     def _take(self, result: Result, earliest: float) -> None:
         self._latest[result.source] = result
         at = self._clock.of(result.finished, earliest)
+        if result.source == Logs.name and result.wall is not None:
+            self._logs_read = at, result.wall
         if result.servers is not None:
             self._timeline.see(result.servers, at)
             self._recall(result.servers, at, result.finished)
@@ -314,7 +317,7 @@ class Daemon:
         return Report(
             timestamp=wall,
             monotonic=monotonic,
-            readings=(*readings, *self._silences(readings, wall), *self._concluded()),
+            readings=(*readings, *self._silences(readings), *self._concluded()),
             servers=servers,
             health=tuple(poller.health() for poller in self.pollers if not poller.is_absent),
             read_errors={
@@ -347,22 +350,23 @@ class Daemon:
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
         return result.error is None and monotonic - result.finished <= RESULTS_CURRENT_INTERVALS * interval
 
-    def _silences(self, readings: Iterable[Reading], wall: float) -> list[Reading]:
-        """Ages of the logs as of this Report; a step of the wall clock does not change them."""
+    def _silences(self, readings: Iterable[Reading]) -> list[Reading]:
+        """Ages of the logs as of this Report; no step of the wall clock, also since they were read, changes them."""
         silences, arrivals = [], {}
+        at, wall = self._logs_read or (self._now, 0.0)
         for reading in readings:
             if reading.signal.name != LAST_LINE or reading.value is None:
                 continue
             server, name = reading.labels
             known = self._arrivals.get((server, name))
             if known is None or known[0] != reading.value:
-                known = reading.value, self._now - max(0.0, wall - reading.value)
+                known = reading.value, at - max(0.0, wall - reading.value)
             arrivals[server, name] = known
             silences.append(LOG_SILENCE.read(max(0.0, self._now - known[1]), server, name))
             timeline = self._timeline.of(server)
-            at = timeline.progress_by_log.get(name) if timeline else None
-            if at is not None:
-                silences.append(LOG_PROGRESS_SILENCE.read(max(0.0, self._now - at), server, name))
+            moved = timeline.progress_by_log.get(name) if timeline else None
+            if moved is not None:
+                silences.append(LOG_PROGRESS_SILENCE.read(max(0.0, self._now - moved), server, name))
         self._arrivals = arrivals
         return silences
 

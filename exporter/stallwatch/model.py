@@ -415,6 +415,7 @@ class Result:
     listeners: tuple[Listener, ...] | None = None
     gpu_uses: tuple[GpuUse, ...] | None = None
     error: str | None = None  # class name of the exception, never its text
+    wall: float | None = None  # Unix time at which it began, as the source was told
 
 
 @dataclass(frozen=True, slots=True)

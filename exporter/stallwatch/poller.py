@@ -160,8 +160,9 @@ class Poller:
         started = self._in_flight = self._monotonic()
         cpu = time.thread_time()
         seen: list[Observation] = []
+        wall = self._wall()
         try:
-            seen.extend(self.source.read(self._scene(), Moment(started, self._wall())))  # up to a failure, too
+            seen.extend(self.source.read(self._scene(), Moment(started, wall)))  # up to a failure, too
             result = sort(self.source.name, seen, started, self._monotonic)
         except Exception as error:  # the one broad catch: a broken source must not stop the others
             result = self._failed(error, seen, started)
@@ -174,7 +175,7 @@ class Poller:
                 self._last_success = result.finished
             if self._last is not None and self._last.error is not None:
                 log.info("source works again", extra={"source": self.source.name})
-        result = replace(result, cpu_seconds=time.thread_time() - cpu)
+        result = replace(result, cpu_seconds=time.thread_time() - cpu, wall=wall)
         self._overdue = getattr(self.source, "in_flight_since", None)
         self._incomplete = getattr(self.source, "incomplete", False)
         self._in_flight, self._last = None, result
