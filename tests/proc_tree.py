@@ -205,6 +205,7 @@ class DirectReads:
         self._tree = tree
         self.reasons: dict[int, str] = {}
         self.asked: list[int] = []
+        self.rests = 0
 
     def command_line(self, process: ProcessId) -> CommandLine:
         self.asked.append(process.pid)
@@ -214,6 +215,7 @@ class DirectReads:
 
     def rest(self) -> None:
         """There is nothing to end."""
+        self.rests += 1
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -169,6 +169,19 @@ def test_a_server_whose_command_line_cannot_be_read_is_known_by_its_ranks(node: 
     assert set(node.ranks.values()) == {"main", "engine", "TP0", "TP1"}
 
 
+def test_the_helper_stays_while_there_are_command_lines_to_read_and_rests_then(node: Node) -> None:
+    """A start brings new processes at each look; a helper of its own for each look is late on a busy machine."""
+    node.vllm()
+    rests = []
+    for looked in range(4):
+        if looked == 1:
+            node.tree.add(120, SPAWN, ppid=101)
+        node.look()
+        rests.append(node.reads.rests)
+
+    assert rests == [0, 0, 1, 2]
+
+
 def test_an_engine_in_a_script_is_embedded_in_that_script(node: Node) -> None:
     node.tree.add(80, "bash", comm="bash")
     node.tree.add(100, "python3 batch.py --secret x", ppid=80)

@@ -87,6 +87,7 @@ class ProcessTable:
         self._forks: int | None = None
         self._full_look = float("-inf")
         self.unread: dict[str, int] = {}  # reason -> command lines that could not be read in the last look
+        self.has_asked = False  # a command line was read in the last look, or after it
 
     def __iter__(self) -> Iterator[Known]:
         return iter(self._known.values())
@@ -100,6 +101,7 @@ class ProcessTable:
 
     def look(self, now: float) -> None:
         """Find new, changed and vanished processes."""
+        self.has_asked = False
         forks, full = self._proc.forks(), now - self._full_look >= FULL_LOOK_SECONDS
         if full or forks is None or forks != self._forks:
             self._list(now, full)
@@ -168,7 +170,7 @@ class ProcessTable:
 
     def read_command(self, known: Known, now: float) -> None:
         """Read (again) the command line of one process; a hung one is tried again after a while."""
-        line = self._read_command(known.id)
+        line, self.has_asked = self._read_command(known.id), True
         known.take(self._understand(line), now)
         if line.reason is not None:
             self.unread[line.reason] = self.unread.get(line.reason, 0) + 1

@@ -184,7 +184,8 @@ class Processes:
             if tracked.ended_at is None:
                 self._follow(tracked, scene, now.monotonic)
             self._look_around(tracked, now.monotonic)
-        self._reads.rest()
+        if not self._table.has_asked:
+            self._reads.rest()  # while a server starts there is more to ask at the next look
         self._forget(now.monotonic)
         gpus = _gpus_by_pid(scene)
         for tracked in self._tracked.values():
