@@ -25,7 +25,9 @@ SMALL: Mapping[str, float] = {
     "load_seconds": 6.0,
     "slow_seconds": 33.0,
 }
-"""What two cores bear several times at once.  Slow work takes more than two stalls, and who dies is seen before."""
+"""What two cores bear several times at once.  Slow work takes more than two stalls."""
+SEEN_FIRST: Mapping[str, float] = {"dead-rank": 15.0, "zombie-rank": 15.0, "oom-killed-rank": 15.0}
+"""Seconds of load: a rank that dies before it was seen did not die, it is missing."""
 
 
 class Drilled(harness.StandIn):
@@ -34,6 +36,7 @@ class Drilled(harness.StandIn):
     def __init__(self, name: str, folder: Path, cards: Path | None = None, limit: str = "3m") -> None:
         self.condition = find_condition(name)
         settings = {key: value for key, value in SMALL.items() if key != "ranks" or self.condition.ranks > 1}
+        settings["load_seconds"] = SEEN_FIRST.get(name, SMALL["load_seconds"])
         super().__init__(name, folder, cards, **settings)
         self.command += ["--speed", f"{SPEED:g}"]
         self.command[self.command.index("10m")] = limit

@@ -69,7 +69,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             start("slow-load", slow_seconds=3 * STALL_AFTER, **FEW),
             start("busy-spin", spinner=2, **FEW),
             start("stopped-rank", culprit=2, **FEW),
-            start("dead-rank", culprit=1, load_seconds=8, **FEW),
+            start("dead-rank", culprit=1, load_seconds=15, **FEW),
         )
         phantom = start("phantom-hang", slow_seconds=3 * STALL_AFTER)
         phantom.wait_for_line("Load weight end", 8)
@@ -128,7 +128,7 @@ def test_check_answers_a_silent_deadlock_at_once_from_dated_evidence(stage: Stag
         str(config),
     )
 
-    assert time.monotonic() - began < 8 + 12  # two more to start, in quiet
+    assert time.monotonic() - began < 30  # ten in quiet; it waits for nothing that takes minutes
     document = json.loads(answer.stdout)
     assert [(s["state"], s["suspect_rank"]) for s in document["servers"]] == [("stalled", "TP5")], answer
     assert answer.returncode == 1
