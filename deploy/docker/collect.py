@@ -21,7 +21,17 @@ ENVIRONMENT = Path("/opt/stallwatch")
 USER = 65532
 HERE = Path(__file__).parent
 
-UNUSED = ("test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "pydoc_data", "distutils")
+UNUSED: tuple[str, ...] = (
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "lib2to3",
+    "ensurepip",
+    "pydoc_data",
+    "distutils",
+)
 UNUSED += (
     "site-packages",
     "dist-packages",

@@ -58,7 +58,7 @@ def build(on: str, folder: Path) -> str:
     image = f"{IMAGE}:{_digest(on)}"
     if buildah("images", "--quiet", image, check=False):
         return image
-    for older in buildah("images", "--quiet", IMAGE, check=False).split():
+    for older in buildah("images", "--quiet", "--filter", f"reference={IMAGE}", check=False).split():
         buildah("rmi", "--force", older, check=False)
     settings = folder / "pip.conf"
     settings.write_text(f"[global]\ncert = {CERTIFICATES}/ca-certificates.crt\n")
