@@ -6,6 +6,7 @@
 #   make deployed  packages, unit, image and chart as built and run
 #   make faults   what it watches, and what it stands on, is broken on purpose (docs/FAULTS.md)
 #   make soak     a year of starts and ends in minutes: does anything grow?
+#   make audit    known holes and licences of what is installed
 #   make score    docs/SCORE.md: recordings and the obvious rules, measured anew
 #   make dashboards  grafana/ and its ConfigMaps anew   make pictures    docs/pictures/ anew
 #   make page-pictures  the same of the page, in Chromium
@@ -20,12 +21,15 @@ SCORE_ARGS ?=
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$python"; break; }; done)
 LINTED := exporter tests bench grafana score deploy
+# What is shipped beside us: exactly these files.  `make PINNED=` takes the newest releases that are allowed.
+PINNED ?= constraints.txt
+pin = $(if $(PINNED),$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(PINNED))
 
-.PHONY: run test check e2e deployed faults soak bench score dashboards pictures browser page-pictures hardware clean help
+.PHONY: run test check e2e deployed faults soak audit bench score dashboards pictures browser page-pictures hardware clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,12p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,13p
 
 run: $(VENV)/.installed
 	$(BIN)/stallwatch serve $(ARGS)
@@ -55,6 +59,12 @@ deployed: $(VENV)/.installed-test
 soak: $(VENV)/.installed-test
 	$(BIN)/pytest -m soak $(PYTEST_ARGS) tests/soak
 
+# pip-audit has an environment of its own: what it needs is nothing that we need.
+audit: $(VENV)/.installed-test
+	@test -x $(VENV)/audit/bin/pip-audit || { $(BIN)/python -m venv $(VENV)/audit && \
+		$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; } || true
+	$(BIN)/python .ci/supply_chain.py $(VENV)/audit/bin/pip-audit
+
 bench: $(VENV)/.installed-test
 	@for name in scan node memory gpu wedged scrape logs replay; do echo "== bench/$$name.py"; $(BIN)/python -m bench.$$name || exit; done
 
@@ -80,11 +90,13 @@ clean:
 	find exporter tests bench score -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An interrupted installation leaves no stamp, so that the next call repeats it.
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
+$(VENV)/.installed: pyproject.toml $(PINNED) | $(BIN)/python
+	$(pin)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml $(PINNED) | $(BIN)/python
+	$(pin)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $(VENV)/.installed $@
 
