@@ -55,6 +55,7 @@ def test_no_route_is_unreachable_and_no_inhibition_too_wide_for_our_rules() -> N
         ("alertname=InferenceServerFailed severity=warning", "day"),
         ("alertname=InferenceServerFailed severity=critical namespace=search", "page-search"),
         ("alertname=InferenceGroupStalled severity=critical group=1f2e3d4c", "page"),
+        ("alertname=InferenceGroupIncomplete severity=warning group=1f2e3d4c", "day"),
         ("alertname=InferenceRankDead severity=warning", "day"),
         ("alertname=InferenceRankBehind severity=info", "info"),
         ("alertname=InferenceStartupSlow severity=info namespace=search", "info"),

@@ -62,6 +62,9 @@ CLOSED_SETS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("stallwatch_read_errors_total", "collector"): COLLECTORS,
 }
 
+LEVELS = frozenset(("server", "namespace", "group", "rank", "gpu", "job", "state", "wait", "model", "le"))
+"""Words that the level of a recorded series is put together from."""
+
 NAMES_OF_HISTOGRAM = ("_bucket", "_count", "_sum")
 
 
@@ -103,6 +106,8 @@ def signal_of(metric: str, signals: Mapping[str, Signal]) -> Signal | None:
 
 
 def labels_of(metric: str, signals: Mapping[str, Signal]) -> set[str]:
+    if metric in RECORDS:
+        return carried(promql.parse(RECORDS[metric]["expr"]), signals)
     signal = signal_of(metric, signals)
     return (set(signal.labels) | ({"le"} if metric.endswith("_bucket") else set())) if signal else set()
 
@@ -351,7 +356,7 @@ def test_a_recording_rule_says_level_metric_and_operation_in_its_name(name: str)
     level, metric, operation = name.split(":")
 
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", part) for part in (level, metric, operation))
-    assert set(level.split("_")) <= {"server", "namespace", "rank", "gpu", "job", "state", "wait", "model", "le"}
+    assert set(level.split("_")) <= LEVELS
 
 
 @each_record
