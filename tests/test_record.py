@@ -303,6 +303,40 @@ def test_without_a_word_of_it_such_a_pause_would_be_silence_of_the_server() -> N
     assert live.replayed_changes()[-1]["t"] < live.told_at[-1] - 5000.0 - 60.0
 
 
+class HeldUp(Poller):
+    """Its source is done once more while the daemon, which had no core, comes to take."""
+
+    def take(self) -> list[Result]:
+        self.turn()
+        return super().take()
+
+
+class OnABusyMachine(Live):
+    """Each look takes three seconds of the daemon's tick."""
+
+    def _pollers(self, scene: Callable[[], Scene], notify: Callable[[Result], None]) -> list[Poller]:
+        super()._pollers(scene, notify)
+        clocks = self._later, lambda: WALL + self.now
+        self.pollers = [HeldUp(each.source, TICK, scene, notify, *clocks) for each in self.pollers]
+        return self.pollers
+
+    def _later(self) -> float:
+        self.now += 1.5  # asked for when a read begins and when it ends
+        return self.now
+
+
+def test_a_tick_is_behind_all_that_it_takes() -> None:
+    """Else what was read after it would be judged in the past, and a pause that follows would begin in the future."""
+    live = OnABusyMachine()
+    live.step(3)
+    live.recorder.begin()
+    looks = [json.loads(line)["t"] for line in live.lines if '"readings"' in line]
+
+    assert live.daemon.report is not None
+    assert live.recorder._zero is not None
+    assert max(looks) <= live.daemon.report.monotonic - live.recorder._zero
+
+
 def test_idle_power_that_was_learned_is_recorded_and_what_is_not_known_is_not() -> None:
     known, twin = Live(), Live()
     spin_on_cards_known_before(known)

@@ -216,13 +216,14 @@ class Daemon:
     def gather(self) -> tuple[float, float, float]:
         """Take what the sources found since the last time; (monotonic, Unix, clock) of this moment."""
         earliest = self._now
-        monotonic, wall = self._monotonic(), self._wall()
+        results = sorted((r for p in self.pollers for r in p.take()), key=lambda result: result.finished)
+        monotonic, wall = self._monotonic(), self._wall()  # behind what was taken: nothing is read in the future
         skipped = self._clock.skipped
         self._now = now = self._clock.tick(monotonic)
         if self._clock.skipped > skipped:
             log.warning("pause not counted", extra={"seconds": round(self._clock.skipped - skipped, 1)})
             self.tell_pause(earliest + skipped, monotonic)
-        for result in sorted((r for p in self.pollers for r in p.take()), key=lambda result: result.finished):
+        for result in results:
             self._take(result, earliest)
         return monotonic, wall, now
 
