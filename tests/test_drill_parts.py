@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from stallwatch.cli import main
-from stallwatch.drill.conditions import Condition
+from stallwatch.drill.conditions import Condition, UnknownSettingError
 from stallwatch.drill.memory_cgroup import LIMIT_BYTES, Machine, NoCgroupError, limited, refusal
 from stallwatch.drill.pen import BLOCK_BYTES, Pen
 from stallwatch.drill.places import BLOB, FILE_LOCK, FLOCK, environment
+from stallwatch.drill.standin import as_node
 from stallwatch.drill.steps import Launch, Step
 from stallwatch.drill.stories import STORIES
 from stallwatch.drill.table import CONDITIONS, find_condition
@@ -144,7 +145,34 @@ def test_its_titles_are_those_of_the_framework(framework: str) -> None:
 
 def test_a_follower_has_the_last_ranks() -> None:
     assert Stage("/m", 16, 8000, nodes=2).first_rank == 8
+    assert [Stage("/m", 12, 8000, nodes=3, node_rank=n).first_rank for n in range(3)] == [0, 4, 8]
     assert Stage("/m", 8, 8000).first_rank == 0
+
+
+def test_a_condition_is_that_of_one_node_of_several() -> None:
+    """Each has its number; the first one serves, and one that waits does so when it has loaded."""
+    first, second = (as_node(find_condition("normal"), 3, number, waits=number > 0) for number in (0, 1))
+
+    assert (first.launch.number, first.acts_of_rank("loaded", 2)) == (0, [])
+    assert (second.launch.number, second.acts_of_rank("loaded", 2)) == (1, ["wait"])
+    assert second.all_ranks == 24
+    assert as_node(find_condition("follower"), 1, 0, waits=False).launch.number == 1
+
+
+@pytest.mark.parametrize(("name", "number"), [("normal", 3), ("normal", -1), ("serving", 0)])
+def test_a_node_that_cannot_be_is_refused(name: str, number: int) -> None:
+    with pytest.raises(UnknownSettingError, match="node"):
+        as_node(find_condition(name), 3, number, waits=False)
+
+
+def test_a_command_line_says_which_node_it_is() -> None:
+    story, stage = STORIES["sglang"], Stage("/models/drill-moe", 12, 8123, 3, 1)
+
+    command = understand(load_frameworks(), ("/usr/bin/python3", *story.command(stage)), {})
+
+    assert command.facts is not None
+    assert (command.facts.nnodes, command.facts.node_rank, command.facts.tensor_parallel) == (3, 1, 12)
+    assert "'nnodes': 3, 'node_rank': 1," in story.opening(stage)[0]
 
 
 def test_a_module_is_found_below_the_folder(tmp_path: Path) -> None:

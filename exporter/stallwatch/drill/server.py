@@ -68,7 +68,8 @@ class Plan:
 
     @property
     def stage(self) -> Stage:
-        return Stage(self.model, self.condition.all_ranks, self.port, self.condition.launch.nodes)
+        launch = self.condition.launch
+        return Stage(self.model, self.condition.all_ranks, self.port, launch.nodes, launch.node_rank)
 
     def pen(self, speaker: Speaker) -> Pen:
         return Pen(self.story, speaker, self.condition.launch.log == "buffered")
@@ -96,7 +97,7 @@ def run_server(plan_file: Path) -> None:
     _act(server, condition, "starting")
     for word in words:
         word.recv()
-    if not condition.launch.embedded and condition.launch.nodes == 1:
+    if not condition.launch.embedded and condition.launch.number == 0:
         _serve(server, plan, pen)
     _act(server, condition, "serving")
     wait_for_ever()

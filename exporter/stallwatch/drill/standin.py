@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from .neighbours import ACTS as NEIGHBOURS
 from .neighbours import Place
 from .places import environment
 from .server import Plan
+from .steps import Step
 from .stories import STORIES
 from .table import find_condition
 from .telling import package_file
@@ -67,12 +68,23 @@ class Order:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        condition = with_settings(find_condition(options.condition).at_speed(options.speed), options.set)
+        found = as_node(find_condition(options.condition), options.nodes, options.node_rank, options.waits)
+        condition = with_settings(found.at_speed(options.speed), options.set)
         log = Path(options.log) if options.log else None
         return run(Order(condition, options.port, options.limit, log, options.cards))
     except (UnknownSettingError, NoCgroupError) as error:
         print(f"standin: {error}", file=sys.stderr)
         return 2
+
+
+def as_node(condition: Condition, nodes: int, number: int, waits: bool) -> Condition:
+    """The condition on one of several nodes.  UnknownSettingError where there is no such node."""
+    if nodes == 1:
+        return condition
+    if not 0 <= number < nodes or condition.launch.framework != "sglang":
+        raise UnknownSettingError(f"{condition.name} on node {number} of {nodes}: only SGLang, and numbers from 0 on")
+    steps = (*condition.steps, *([Step("loaded", "wait", "all")] if waits else []))
+    return replace(condition, launch=replace(condition.launch, nodes=nodes, node_rank=number), steps=steps)
 
 
 def run(order: Order) -> int:
@@ -153,6 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log", metavar="FILE", help="where the server's output goes (kept)")
     parser.add_argument("--cards", default="", metavar="DIR", help="hold the stand-in cards of this folder")
     parser.add_argument("--speed", type=float, default=1.0, metavar="N", help="what its slow work is divided by")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="it is one of so many nodes of one server")
+    parser.add_argument("--node-rank", type=int, default=0, metavar="N", help="which of them, from 0 on")
+    parser.add_argument("--waits", action="store_true", help="its ranks have loaded and wait for another node")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a changed setting")
     return parser
 

@@ -29,12 +29,18 @@ class Step:
 class Launch:
     """How the server is started.  `log`: where its output goes (`buffered`: a file, in blocks of 8 KiB).
 
-    `embedded`: an engine inside a script, without a port.  `nodes`: this one is the last of them and has its share
-    of the ranks.  `supervised`: a shell starts it again whenever it ends.
+    `embedded`: an engine inside a script, without a port.  `nodes`: this one has its share of the ranks; `node_rank` is
+    its number among them (None: the last).  `supervised`: a shell starts it again whenever it ends.
     """
 
     framework: Literal["sglang", "vllm"] = "sglang"
     embedded: bool = False
     nodes: int = 1
+    node_rank: int | None = None
     log: Literal["file", "buffered", "nowhere"] = "file"
     supervised: bool = False
+
+    @property
+    def number(self) -> int:
+        """Of this node; the first one has number 0 and serves."""
+        return self.nodes - 1 if self.node_rank is None else self.node_rank

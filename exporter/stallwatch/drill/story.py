@@ -27,10 +27,10 @@ def stamp(now: datetime, text: str, rank: int | None = None) -> str:
     return f"[{now:%Y-%m-%d %H:%M:%S}{prefix}] {text}\n"
 
 
-def arguments(model_path: str, ranks: int, port: int, nodes: int = 1) -> str:
+def arguments(model_path: str, ranks: int, port: int, nodes: int = 1, number: int = 0) -> str:
     return (
         f"server_args={{'model_path': '{model_path}', 'tokenizer_path': '{model_path}', 'host': '127.0.0.1', "
-        f"'port': {port}, 'tp_size': {ranks}, 'pp_size': 1, 'dp_size': 1, 'nnodes': {nodes}, 'node_rank': {nodes - 1}, "
+        f"'port': {port}, 'tp_size': {ranks}, 'pp_size': 1, 'dp_size': 1, 'nnodes': {nodes}, 'node_rank': {number}, "
         f"'load_format': 'auto', 'api_key': None, 'admin_api_key': '{PLANTED_SECRET}', "
         f"'watchdog_timeout': 300}}"
     )
@@ -175,7 +175,7 @@ class Sglang:
         words = ["-m", self.module, "--model-path", stage.model, "--tp-size", str(stage.ranks)]
         words += ["--host", "127.0.0.1", "--port", str(stage.port)]
         if stage.nodes > 1:
-            words += ["--nnodes", str(stage.nodes), "--node-rank", str(stage.nodes - 1)]
+            words += ["--nnodes", str(stage.nodes), "--node-rank", str(stage.number)]
             words += ["--dist-init-addr", "192.0.2.10:20000"]
         return words
 
@@ -186,7 +186,7 @@ class Sglang:
         return "sglang::detokenizer" if speaker.rank is None else f"sglang::scheduler_TP{speaker.rank}"
 
     def opening(self, stage: Stage) -> list[str]:
-        return [arguments(stage.model, stage.ranks, stage.port, stage.nodes)]
+        return [arguments(stage.model, stage.ranks, stage.port, stage.nodes, stage.number)]
 
     def engine_opening(self, stage: Stage) -> list[str]:
         return []

@@ -22,17 +22,22 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a server is started with; `ranks` of all nodes together."""
+    """What a server is started with; `ranks` of all nodes together, `node_rank` this node's number (None: the last)."""
 
     model: str
     ranks: int
     port: int
     nodes: int = 1
+    node_rank: int | None = None
+
+    @property
+    def number(self) -> int:
+        return self.nodes - 1 if self.node_rank is None else self.node_rank
 
     @property
     def first_rank(self) -> int:
-        """The number of this node's first rank: the stand-in is the last node."""
-        return self.ranks - self.ranks // self.nodes
+        """The number of this node's first rank among those of all."""
+        return self.ranks // self.nodes * self.number
 
 
 class Story(Protocol):
