@@ -41,6 +41,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.untrusted_paths": "",
     "sources.blocking_reads": "children model",
     "sources.cgroups": "",
+    "sources.admission": "sources.cgroups",
     "sources.cgroup_state": "model sources.cgroups sources.procfs",
     "sources.connections": "model",
     "sources.discovery": "model frameworks",
@@ -82,7 +83,8 @@ ALLOWED: Mapping[str, str] = {
     "sources.logs.past": "model sources sources.logs.counters sources.logs.earlier sources.logs.followed"
     " sources.logs.guard sources.logs.journal sources.logs.of_server sources.logs.tail",
     "sources.logs.collector": "model signals frameworks sources sources.logs.*",
-    "sources.members": "model descriptors signals config frameworks sources.attribution sources.cgroups"
+    "sources.members": "model descriptors signals config frameworks sources.admission sources.attribution"
+    " sources.cgroups"
     " sources.cgroup_state"
     " sources.discovery sources.process_table sources.procfs",
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
@@ -98,7 +100,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.gpus.nvml_child": "children sources.gpus.nvml",
     "sources.node": "model signals sources sources.locks sources.procfs sources.shm",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
-    "sources.processes": "model descriptors signals config frameworks sources sources.attribution"
+    "sources.processes": "model descriptors signals config frameworks sources sources.admission sources.attribution"
     " sources.blocking_reads sources.cgroup_roots sources.cgroups sources.cgroup_state sources.discovery"
     " sources.logs.guard sources.logs.mounts sources.logs.streams"
     " sources.members"

@@ -12,6 +12,7 @@ from ..config import ConfiguredServer
 from ..descriptors import Room
 from ..frameworks import Framework
 from ..model import Process, ProcessId, is_rank_name
+from .admission import TRUSTED, Berth
 from .attribution import Home
 from .cgroup_state import Surroundings
 from .cgroups import Placement
@@ -267,6 +268,7 @@ class Tracked:
     home: Home
     around: Surroundings
     configured: ConfiguredServer | None = None
+    berth: Berth = TRUSTED
     slurm_job: str = ""
     home_read: float = float("-inf")
     members: dict[ProcessId, Member] = field(default_factory=dict)

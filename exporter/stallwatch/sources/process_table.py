@@ -6,7 +6,8 @@ only young processes are read again (a process may still exec or set its title),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..model import ProcessId
@@ -23,6 +24,8 @@ _ASKED_AGAIN = ("timeout", "error", "vanished")
 """Why a command line is read again; what has really vanished is not in the table any more by then."""
 MOST_COMMANDS = 2048
 """Command lines read in one look (each costs about 0.1 ms); the rest waits for the next."""
+MOST_HUNG, MOST_HUNG_OF_ALL = 2, 8
+"""Readings of one user's processes, and of all, that may hang in one look: each costs a deadline."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,16 @@ class Known:
     @property
     def id(self) -> ProcessId:
         return self.stat.id
+
+
+def in_turn(due: Iterable[Known]) -> list[Known]:
+    """One process of each user after the other, so that nobody who starts many keeps the others waiting."""
+    turns = Counter[int]()
+    ordered = []
+    for known in due:
+        turns[known.user] += 1
+        ordered.append((turns[known.user], known))
+    return [known for _, known in sorted(ordered, key=lambda pair: pair[0])]
 
 
 class ProcessTable:
@@ -158,22 +171,27 @@ class ProcessTable:
 
     def read_commands(self, wanted: Callable[[Known], bool], now: float) -> None:
         """Read the command lines of the wanted processes that have none yet, or whose comm changed since."""
-        budget, self.unread = MOST_COMMANDS, {}
-        for known in tuple(self._known.values()):
-            if budget and wanted(known) and self._is_due(known, now):
-                budget -= 1
-                self.read_command(known, now)
+        self.unread = {}
+        due = [known for known in self._known.values() if wanted(known) and self._is_due(known, now)]
+        hung = Counter[int]()
+        for known in in_turn(due)[:MOST_COMMANDS]:
+            if hung[known.user] < MOST_HUNG and hung.total() < MOST_HUNG_OF_ALL:
+                hung[known.user] += self.read_command(known, now) == "timeout"
 
     @staticmethod
     def _is_due(known: Known, now: float) -> bool:
         return known.command is None or known.is_changed or known.is_due_again(now)
 
-    def read_command(self, known: Known, now: float) -> None:
-        """Read (again) the command line of one process; a hung one is tried again after a while."""
+    def read_command(self, known: Known, now: float) -> str | None:
+        """Read (again) the command line of one process; a hung one is tried again after a while.
+
+        The reason why it could not be read; None when it was.
+        """
         line, self.has_asked = self._read_command(known.id), True
         known.take(self._understand(line), now)
         if line.reason is not None:
             self.unread[line.reason] = self.unread.get(line.reason, 0) + 1
+        return line.reason
 
     def forget_commands(self) -> None:
         """Read every command line again: what is looked for has changed."""

@@ -22,6 +22,7 @@ from ..descriptors import Room, shares
 from ..frameworks import Framework
 from ..model import Observation, ProcessId, Scene, Server, Signal, is_rank_name
 from . import Host, Moment
+from .admission import TRUSTED, Berth, berth_of, has_room
 from .attribution import RETRY_SECONDS, Attribution, Home
 from .blocking_reads import BlockingReads, CommandLine, CommandLines
 from .cgroup_roots import roots
@@ -136,7 +137,7 @@ class Processes:
         self.starts_before: Callable[[str, ProcessId], int] = lambda name, root: 0
         """Starts counted before a restart of ours, without the present one; set where a state is kept."""
         self._left: set[ProcessId] = set()  # still alive after their server started anew
-        self._dropped: set[ProcessId] = set()
+        self._dropped: dict[ProcessId, Berth] = {}  # servers without room, and where they would have it
         self._refused: set[ProcessId] = set()
         self._now = 0.0
         self.again_seconds: float | None = None
@@ -320,7 +321,8 @@ class Processes:
         configured: ConfiguredServer | None = None,
     ) -> None:
         framework = self._framework(framework_name)
-        if framework is None or not self._has_room(root.id):
+        berth = TRUSTED if configured else self._berth(root)
+        if framework is None or not self._has_room(root.id, berth):
             return
         command = root.command or Command()
         facts = _with_configuration(command.facts or Facts(), configured)
@@ -339,6 +341,7 @@ class Processes:
             home_read=now,
             around=Surroundings(self._groups, self._proc.cgroup(root.stat.pid)),
             configured=configured,
+            berth=berth,
             slurm_job=job,
         )
         if (before := self._tracked.pop(name, None)) is not None:
@@ -354,13 +357,17 @@ class Processes:
         """Whether its first process is still there: a restart between two looks ends the old start at once."""
         return not tracked.root_gone and self._is_living(tracked.root)
 
-    def _has_room(self, root: ProcessId) -> bool:
-        alive = sum(1 for tracked in self._tracked.values() if tracked.ended_at is None)
-        if alive < self._config.limits.servers:
+    def _has_room(self, root: ProcessId, berth: Berth) -> bool:
+        taken = [tracked.berth for tracked in self._tracked.values() if tracked.ended_at is None]
+        if has_room(berth, taken, self._config.limits.servers):
             return True
         self.dropped_servers += root not in self._dropped
-        self._dropped.add(root)
+        self._dropped[root] = berth
         return False
+
+    def _berth(self, root: Known) -> Berth:
+        known = self._dropped.get(root.id)
+        return known or berth_of(self._proc.cgroup(root.stat.pid), root.user)
 
     def _count_start(self, name: str, root: ProcessId) -> int:
         """Starts of the name; the least recent names are forgotten, long after their servers."""
@@ -619,7 +626,7 @@ class Processes:
         self._streams.forget({tracked.placement.container_id for tracked in self._tracked.values()})
         self._homes.forget({tracked.placement.container for tracked in self._tracked.values()})
         self._left = {process for process in self._left if self._table.find(process)}
-        self._dropped = {process for process in self._dropped if self._table.find(process)}
+        self._dropped = {process: berth for process, berth in self._dropped.items() if self._table.find(process)}
         self._refused = {process for process in self._refused if self._table.find(process)}
 
     # --- what belongs to no tracked server ----------------------------------------------------------------
