@@ -14,7 +14,7 @@ RUN python3 -m venv /opt/stallwatch \
     && /opt/stallwatch/bin/python deploy/docker/collect.py /image
 
 FROM scratch
-ARG VERSION=0.1.0
+ARG VERSION=1.0.0-rc1
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="stallwatch" \
       org.opencontainers.image.description="Prometheus exporter that finds silent stalls of LLM inference servers" \

@@ -255,14 +255,21 @@ def test_the_chart_has_the_repository_s_own_rules_and_dashboards() -> None:
     assert sorted(link.resolve() for link in links) == sorted(shipped)
 
 
+def deployed_version() -> str:
+    """As charts and tags write it: 1.0.0rc1 of Python is 1.0.0-rc1."""
+    return re.sub(r"(?<=\d)(?=(?:a|b|rc)\d)", "-", __version__)
+
+
 def test_everything_that_is_deployed_has_the_version_of_the_package() -> None:
-    chart = load(CHART / "Chart.yaml")
+    chart, version = load(CHART / "Chart.yaml"), deployed_version()
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
-    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
-    assert f"ARG VERSION={__version__}\n" in dockerfile
-    assert compose()["stallwatch"]["image"] == f"stallwatch:{__version__}"
-    assert f"stallwatch:{__version__}\n" in (ROOT / "docs/INSTALL.md").read_text(encoding="utf-8")
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert f"ARG VERSION={version}\n" in dockerfile
+    assert compose()["stallwatch"]["image"] == f"stallwatch:{version}"
+    for file in ("docs/INSTALL.md", "deploy/kubernetes/stallwatch.yaml"):
+        told = set(re.findall(r"\bstallwatch:([\w.-]+)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
+        assert told - {"latest"} == {version}, file
 
 
 def test_the_image_is_made_of_what_the_dockerfile_copies() -> None:

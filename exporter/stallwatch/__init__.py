@@ -1,3 +1,3 @@
 """stallwatch: finds silent stalls of LLM inference servers."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
