@@ -1,0 +1,94 @@
+"""A server over three nodes: three addresses with an exporter each, one Prometheus, one Alertmanager, one page."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from .harness import CONFIG, STALL_AFTER, Exporter, StandIn, Watch, wait_until
+from .prometheus import Prometheus
+from .test_pages import Alertmanager, Hook, hook, scaled_rules  # noqa: F401  # hook is a fixture
+
+pytestmark = pytest.mark.e2e
+
+NODES, RANKS, STUCK = 3, 2, 1
+"""Ranks are those of one node; STUCK is the number of the node that holds up the others."""
+
+SERVER = "big-model"
+SMALL: Mapping[str, float] = {"ranks": RANKS, "culprit": 1, "threads": 10, "frontend_threads": 5, "poller_threads": 1}
+
+
+class Launch(StandIn):
+    """What runs on one node of the server.  `load_seconds` on all alike: none comes less far."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        condition = "barrier-deadlock" if number == STUCK else "normal"
+        super().__init__(condition, folder, load_seconds=2.0, **SMALL)
+        self.command += ["--nodes", str(NODES), "--node-rank", str(number)]
+        self.command += [] if number == STUCK else ["--waits"]
+
+
+class Node(Exporter):
+    """The exporter of one node, which sees nothing of the others."""
+
+    def __init__(self, number: int, folder: Path, launch: Launch) -> None:
+        only = f"servers: [{{name: {SERVER}, match: {{port: {launch.port}}}}}]\n"
+        super().__init__(folder, CONFIG + "discovery: {enabled: false}\n" + only)
+        self.address = f"127.0.0.{number + 2}:{self.port}"
+        self.command[-1] = self.address
+        self.url = f"http://{self.address}"
+        self.watch = Watch(self.url)
+
+
+def prometheus(folder: Path, nodes: list[Node], alertmanager: Alertmanager) -> Prometheus:
+    found = Prometheus(folder, nodes[0].port, scaled_rules(), alertmanager.port)
+    config = folder / "prometheus.yml"
+    targets = "','".join(node.address for node in nodes)
+    config.write_text(config.read_text().replace(f"127.0.0.1:{nodes[0].port}'", f"{targets}'"))
+    return found
+
+
+def folders(base: Path) -> list[Path]:
+    made = [base / f"node{number}" for number in range(NODES)]
+    for folder in made:
+        folder.mkdir()
+    return made
+
+
+def test_a_stalled_node_of_three_is_one_page_that_names_it(tmp_path: Path, hook: Hook) -> None:  # noqa: F811
+    places = folders(tmp_path)
+    with ExitStack() as stack:
+        launches = [Launch(number, folder) for number, folder in enumerate(places)]
+        nodes = [stack.enter_context(Node(n, places[n], launch)) for n, launch in enumerate(launches)]
+        alertmanager = stack.enter_context(Alertmanager(tmp_path, hook.url))
+        engine = stack.enter_context(prometheus(tmp_path, nodes, alertmanager))
+        for launch in launches:
+            stack.enter_context(launch)
+        for launch in launches:
+            launch.wait_for_line("Load weight end", RANKS)
+        last_progress = time.time()
+        story = "\n".join
+        wait_until(
+            lambda: any(receiver == "page" for _, receiver, _ in hook.messages),
+            STALL_AFTER + 30,
+            f"a page\n{story(node.watch.story() for node in nodes)}\n{alertmanager.states()}",
+        )
+        paged_after = time.time() - last_progress
+        time.sleep(5.0)
+        seen = engine.query("group:stallwatch_server_info:count")
+        (behind,) = engine.query("server_group:stallwatch_server_state:laggard")
+
+    pages = [message for _, receiver, message in hook.messages if receiver == "page"]
+    assert len(pages) == 1, hook.story()
+    ((alert,), (group,)) = (pages[0]["alerts"], [each["metric"]["group"] for each in seen])
+    text = alert["annotations"]["description"]
+    assert (alert["labels"]["alertname"], alert["labels"]["group"]) == ("InferenceGroupStalled", group)
+    assert [each["value"][1] for each in seen] == [str(NODES)]
+    assert behind["metric"]["instance"] == nodes[STUCK].address
+    assert re.search(rf"The others wait for {SERVER} on 127\.0\.0\.{STUCK + 2}, rank TP3: look there first", text), text
+    assert paged_after < STALL_AFTER + 25.0, "scaled by twelve, five minutes"
