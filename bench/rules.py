@@ -4,14 +4,16 @@
 
 Every node has a page with each metric there is: 8 servers of one rank and card each, all of them in a namespace.  On
 every twentieth node a server is stalled, one slow and one unknown, so that templates are filled as well: an alert that
-fires costs several queries.  Shown is the fastest of eight evaluations, for the others measured the neighbours on this
-machine, and the rules that took the most of it.  Needs Prometheus (Debian: prometheus).
+fires costs several queries.  Shown is the fastest of eight evaluations of each group, and its dearest rules.  As root
+Prometheus goes before everybody else on this machine (chrt): on a busy one it would be measured how busy that is.
+Needs Prometheus (Debian: prometheus).
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +22,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -30,11 +31,14 @@ from stallwatch.rules import DEFAULT_FILES, one_file, rule_files
 
 SERVERS, RANKS, NODES, TARGET_NODES = 8, 1, (20, 100), 1000
 LOOKS = 8
+FIRST = ["chrt", "--fifo", "5"] if os.geteuid() == 0 else []
 PORT = 21190
 STATE_OF = {"vllm-8000": "stalled", "vllm-8001": "slow", "vllm-8002": "unknown"}
 """Server of an ill node -> its state; the others are idle."""
 
 ILL_EVERY = 20
+NOW = 1234567
+"""Stands for the time of the scrape."""
 
 QUIET = re.compile("lost|foreign|unowned|orphan|dropped|in_flight|frozen|paused|traced|timeouts|xid|oom|recovery")
 """Metrics that are 0 where all is well."""
@@ -67,6 +71,8 @@ WORDS = {
     "result": ("ok",),
     "xid": ("13",),
     "clock": ("barrier",),
+    "group": ("",),  # each of them on one node
+    "nnodes": ("1",),
 }
 
 
@@ -109,6 +115,8 @@ def value_of(signal: Signal, labels: dict[str, str], is_ill: bool) -> int:
         return 3 if is_starting(labels["server"], is_ill) else 9
     if QUIET.search(signal.name):
         return 0
+    if signal.name == "report_timestamp_seconds":
+        return NOW
     return int(time.time()) if signal.name.endswith("_timestamp_seconds") else 1
 
 
@@ -124,30 +132,30 @@ class Node(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/plain; version=0.0.4")
         self.end_headers()
         number = int(self.path.partition("node=")[2] or 1)
-        self.wfile.write(self.ill if number % ILL_EVERY == 0 else self.well)
+        page = self.ill if number % ILL_EVERY == 0 else self.well
+        self.wfile.write(page.replace(b" %d\n" % NOW, b" %d\n" % time.time()))
 
     def log_message(self, *arguments: object) -> None:
         """Not of interest."""
 
 
-def evaluations() -> Iterator[tuple[str, float, list[tuple[float, str]]]]:
-    """Rule group, seconds of its last evaluation, and those of each of its rules."""
+Group = tuple[float, list[tuple[float, str]]]
+"""Seconds of one evaluation of a group, and of each of its rules with its name."""
+
+
+def evaluations() -> dict[str, Group]:
+    """The last one of each group."""
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/api/v1/rules", timeout=30) as answer:
         groups = json.load(answer)["data"]["groups"]
-    for group in groups:
-        yield group["name"], group["evaluationTime"], [(r["evaluationTime"], r["name"]) for r in group["rules"]]
+    return {
+        group["name"]: (group["evaluationTime"], [(rule["evaluationTime"], rule["name"]) for rule in group["rules"]])
+        for group in groups
+        if group["evaluationTime"]
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The fastest of a group, in seconds, and its two dearest rules then."""
-
-    seconds: float
-    dearest: str
-
-
-def measure(nodes: int) -> dict[str, Evaluation]:
-    """By group; see the module."""
+def measure(nodes: int) -> dict[str, Group]:
+    """The fastest evaluation of each group."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Node)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as name:
@@ -158,7 +166,9 @@ def measure(nodes: int) -> dict[str, Evaluation]:
         (folder / "prometheus.yml").write_text(config)
         command = f"prometheus --config.file={folder}/prometheus.yml --storage.tsdb.path={folder}/data --log.level=warn"
         command += f" --web.listen-address=127.0.0.1:{PORT}"
-        process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *command.split()], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*FIRST, "setpriv", "--pdeathsig", "KILL", *command.split()], stderr=subprocess.DEVNULL
+        )
         try:
             time.sleep(60)  # discovery, a scrape of every node, two evaluations
             return fastest()
@@ -168,14 +178,12 @@ def measure(nodes: int) -> dict[str, Evaluation]:
             server.shutdown()
 
 
-def fastest() -> dict[str, Evaluation]:
-    seen: dict[str, Evaluation] = {}
+def fastest() -> dict[str, Group]:
+    seen: dict[str, Group] = {}
     for _ in range(LOOKS):
         time.sleep(15)
-        for group, seconds, rules in evaluations():
-            if group not in seen or seconds < seen[group].seconds:
-                dearest = ", ".join(f"{name} {took * 1000:.0f} ms" for took, name in sorted(rules)[:-3:-1])
-                seen[group] = Evaluation(seconds, dearest)
+        for name, group in evaluations().items():
+            seen[name] = min(group, seen.get(name, group))
     return seen
 
 
@@ -185,9 +193,9 @@ def main() -> int:
     print(f"a node: {SERVERS} servers of {RANKS} ranks, {lines} series, {len(Node.well) / 1e6:.2f} MB")
     for nodes in [int(word) for word in sys.argv[1:]] or NODES:
         print(f"{nodes} nodes of {SERVERS} servers, and in proportion {TARGET_NODES} nodes:", flush=True)
-        for group, found in measure(nodes).items():
-            proportion = found.seconds * TARGET_NODES / nodes
-            print(f"  {group}: {found.seconds * 1000:.1f} ms, {proportion:.2f} s ({found.dearest})", flush=True)
+        for name, (seconds, rules) in measure(nodes).items():
+            dearest = ", ".join(f"{rule} {took * 1000:.0f} ms" for took, rule in sorted(rules)[:-3:-1])
+            print(f"  {name}: {seconds * 1000:.0f} ms, {seconds * TARGET_NODES / nodes:.2f} s ({dearest})", flush=True)
     return 0
 
 
