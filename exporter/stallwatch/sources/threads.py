@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from .. import signals
 from ..descriptors import Room, shares
-from ..model import WAITS, WRITE, Observation, Process, ProcessId, Scene, Signal
+from ..model import WAITS, WRITE, Observation, Process, ProcessId, Reading, Scene, Signal
 from . import Host, Moment
 from .procfs import ProcFs, Stat, parse_stat, reason_of
 from .wait_class import class_of_state, class_of_symbol, class_of_syscall, is_write, writes
@@ -85,7 +85,8 @@ class ThreadFiles:
             self.counts = Counter({self.main or "other": len(contents)})
             return
         classes = self._classes_by_symbol if self._file == "wchan" else self._classes_by_number
-        self.counts, self.main = self._counted(contents, classes(contents))
+        texts = Counter(contents.values())
+        self.counts, self.main = self._counted(contents, texts, classes(contents, texts))
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -187,11 +188,13 @@ class ThreadFiles:
         except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
             return "other"  # it ended a moment ago
 
-    def _counted(self, contents: dict[int, bytes], classes: Classes) -> tuple[Counter[str], str | None]:
+    def _counted(
+        self, contents: dict[int, bytes], texts: Counter[bytes], classes: Classes
+    ) -> tuple[Counter[str], str | None]:
         """Threads by class, and the class of the main thread."""
         by_text, by_thread = classes
         counts: Counter[str] = Counter(by_thread.values())
-        for text, number in Counter(contents.values()).items():
+        for text, number in texts.items():
             if text in by_text:
                 counts[by_text[text]] += number
         content = contents.get(self.id.pid, b"")
@@ -200,9 +203,9 @@ class ThreadFiles:
 
     # --- judging --------------------------------------------------------------------------------------------
 
-    def _classes_by_number(self, contents: dict[int, bytes]) -> Classes:
-        by_text = {text: known for text in set(contents.values()) if (known := self._class_of_number(text))}
-        if len(by_text) == len(set(contents.values())):
+    def _classes_by_number(self, contents: dict[int, bytes], texts: Counter[bytes]) -> Classes:
+        by_text = {text: known for text in texts if (known := self._class_of_number(text))}
+        if len(by_text) == len(texts):
             return by_text, {}
         unclear = {thread: text for thread, text in contents.items() if text not in by_text}
         return by_text, {thread: self._class_of_thread(thread, text) for thread, text in unclear.items()}
@@ -221,9 +224,8 @@ class ThreadFiles:
         word = text.partition(b" ")[0].strip()
         return word in self._writes if self._file == "syscall" else is_write(word.decode("ascii", "replace"))
 
-    def _classes_by_symbol(self, contents: dict[int, bytes]) -> Classes:
+    def _classes_by_symbol(self, contents: dict[int, bytes], texts: Counter[bytes]) -> Classes:
         """By wchan.  `0` of a sleeping thread means that the kernel does not tell: then nothing of it counts."""
-        texts = set(contents.values())
         symbols = {text: class_of_symbol(text.decode("ascii", "replace").strip()) for text in texts}
         by_text = {text: known for text, known in symbols.items() if known is not None and known != "other"}
         by_thread: dict[int, str] = {}
@@ -248,6 +250,8 @@ class Threads:
         self._by_number, self._writes = class_of_syscall(machine), writes(machine)
         self._room = Room(shares().threads if most_kept is None else most_kept)
         self._files: dict[ProcessId, ThreadFiles] = {}
+        self._told: dict[tuple[str, ...], Reading] = {}  # by labels, of this look
+        self._before: dict[tuple[str, ...], Reading] = {}
 
     def close(self) -> None:
         for files in self._files.values():
@@ -263,6 +267,7 @@ class Threads:
         Where the kernel does not tell, all threads of the process are `unreadable` and the other classes of
         that rank are absent: never "0 blocked threads".
         """
+        self._before, self._told = self._told, {}
         wanted = {process.id for server in scene.servers for process in server.processes}
         for ended in self._files.keys() - wanted:
             self._files.pop(ended).close()
@@ -284,18 +289,26 @@ class Threads:
         return files
 
     def _report(self, server: str, label: str, group: list[ThreadFiles]) -> Iterator[Observation]:
-        counts: Counter[str] = Counter()
-        for files in group:
-            counts.update(files.counts or {})
+        counts = group[0].counts if len(group) == 1 else None
+        if counts is None:
+            counts = sum((files.counts for files in group if files.counts is not None), Counter[str]())
         reasons = [files.reason for files in group if files.reason is not None]
         unreadable = counts.get("unreadable", 0)
         for wait in WAITS:
             if reasons:
                 yield signals.THREADS.missing(min(reasons), server, label, wait)
             elif wait == "unreadable" or not unreadable:
-                yield signals.THREADS.read(counts.get(wait, 0), server, label, wait)
+                yield self._number(counts.get(wait, 0), server, label, wait)
             else:
                 yield signals.THREADS.missing("permission", server, label, wait)
         main = group[0].main
         if len(group) == 1 and main is not None and main != "unreadable":
             yield signals.MAIN_THREAD.read(1.0, server, label, main)
+
+    def _number(self, threads: int, *labels: str) -> Reading:
+        """The reading of the look before when it says the same: most do, and to make one costs more."""
+        reading = self._before.get(labels)
+        if reading is None or reading.value != threads:
+            reading = signals.THREADS.read(threads, *labels)
+        self._told[labels] = reading
+        return reading
