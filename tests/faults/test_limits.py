@@ -25,6 +25,8 @@ from .harness import QUICK_STATE, Exporter, Scrape, Victim, all_hold, mostly_hol
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("as_root")]
 
+HELPER_SECONDS = 2.0
+"""A helper that was started before has ended by then."""
 FEW = 64
 """Descriptors: the least with which a process of this kind may be expected to be started."""
 
@@ -96,11 +98,12 @@ def cpu_seconds(pid: int) -> float:
 
 @contextmanager
 def no_more_tasks(pid: int) -> Iterator[Path]:
-    """The process can start neither a thread nor a child meanwhile: a cgroup, and its limit, which is what it has."""
+    """The process can start neither a thread nor a child meanwhile: a cgroup, and its limit, below what it has."""
     group = pids_group()
     try:
         (group / "cgroup.procs").write_text(str(pid))
-        (group / "pids.max").write_text((group / "pids.current").read_text())
+        (group / "pids.max").write_text("1")
+        time.sleep(HELPER_SECONDS)
         yield group / "pids.max"
     finally:
         (group / "pids.max").write_text("max")
