@@ -153,7 +153,7 @@ ALLOWED: Mapping[str, str] = {
     " sources.table daemon poller"
     " memory rights",
     "catalogue": "model signals sources.table daemon exposition",
-    "stacks": "children printable sources.procfs",
+    "stacks": "children printable rights sources.procfs",
     "recording": "model config strict_yaml",
     "told": "model signals recording tracks",
     "replay": "model strict_yaml signals clock config frameworks tracks timeline deadlines episodes daemon presentation"

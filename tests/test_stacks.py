@@ -15,6 +15,7 @@ import pytest
 
 from kernels.rights import without_file_rights
 from proc_tree import ProcTree, Thread
+from stallwatch import stacks
 from stallwatch.assembly import Settings
 from stallwatch.check import Peer, check
 from stallwatch.model import Process, ProcessId, RankState, Report
@@ -100,7 +101,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(stacks, "are_calls_filtered", lambda: False)  # in a container there may be a filter
     return Machine(tmp_path)
 
 
@@ -306,6 +308,15 @@ def test_py_spy_without_the_right_tells_which_one(machine: Machine, scope: str |
     (problem,) = machine.problems()
 
     assert problem.endswith(words)
+
+
+def test_under_a_filter_it_is_said_that_there_may_be_none(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "are_calls_filtered", lambda: True)
+    machine.py_spy(DENIED)
+
+    (problem,) = machine.problems()
+
+    assert problem.endswith("is needed, and no seccomp filter: this process is under one")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ NEEDED = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}
 """Capabilities that looking needs, and their numbers (linux/capability.h)."""
 
 _EFFECTIVE = re.compile(r"^CapEff:\s*([0-9a-f]{1,16})$", re.MULTILINE)
+_FILTERED = re.compile(r"^Seccomp:\s*2$", re.MULTILINE)
 
 NO_RIGHT = "the capabilities CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH make them readable"
 KEPT_OUT = (
@@ -36,7 +37,16 @@ def remedy(status: str) -> str:
 
 def our_remedy() -> str:
     """The same of this process."""
+    return remedy(_our_status())
+
+
+def are_calls_filtered() -> bool:
+    """Whether this process, and so what it starts, is under a seccomp filter."""
+    return _FILTERED.search(_our_status()) is not None
+
+
+def _our_status() -> str:
     try:
-        return remedy(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
+        return Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return NO_RIGHT
+        return ""

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 from .children import Child
 from .printable import printable
+from .rights import are_calls_filtered
 from .sources.procfs import ProcFs, Stat, parse_stat
 
 STATES = ("stalled", "suspect")
@@ -304,6 +305,8 @@ def _why(output: Output, proc: Path) -> str:
     said = printable(lines[0]) if lines else "without a word"
     if "permission denied" not in output.errors.decode("utf-8", "replace").lower():
         return f"py-spy failed ({_ending(output.status)}): {said}"
+    if are_calls_filtered():
+        return f"{NO_SPY_RIGHT}, and no seccomp filter: this process is under one"
     scope = _ptrace_scope(proc)
     if scope >= "2":
         return f"{NO_SPY_RIGHT}, and kernel.yama.ptrace_scope is {scope} ({_SCOPES.get(scope, 'unknown')})"
