@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from config_keys import PLACES, every_key
 from feed import Feed
 from stallwatch.catalogue import all_signals, markdown
 from stallwatch.cli import COMMANDS, build_parser
@@ -21,7 +22,7 @@ from stallwatch.model import CHANNELS, PHASES, READ_REASONS, REASONS, STATES, WA
 from stallwatch.parse import parse_files
 from stallwatch.presentation import document
 from stallwatch.startup import PHASE_OF_EVENT
-from stallwatch.strict_yaml import InputError, parse_duration, parse_size
+from stallwatch.strict_yaml import parse_duration, parse_size
 from stallwatch.timeline import FLOORS, MIB
 from stallwatch.verdict import CHECKS
 from stallwatch.web.app import App, Request
@@ -282,31 +283,8 @@ def test_the_defaults_of_the_flags_are_those_of_the_code() -> None:
     assert f"default {listen}" in str(every["--web.listen-address"].help)
 
 
-def keys_of(tmp_path: Path, text: str) -> set[str]:
-    """The keys the configuration takes where `text` has the unknown key `zzz`, from its own error."""
-    file = tmp_path / "wrong.yml"
-    file.write_text(text)
-    with pytest.raises(InputError, match="unknown key; allowed are ") as caught:
-        load_config(file, ("sglang", "vllm", "generic"))
-    return set(str(caught.value).partition("allowed are ")[2].split(", "))
-
-
-SERVER = "servers: [{name: a, match: {port: 1}, "
-PLACES = {
-    "": "zzz: 1",
-    "discovery.": "discovery: {zzz: 1}",
-    "intervals.": "intervals: {zzz: 1}",
-    "verdict.": "verdict: {zzz: 1}",
-    "limits.": "limits: {zzz: 1}",
-    "servers.": SERVER + "zzz: 1}]",
-    "servers.match.": "servers: [{name: a, match: {port: 1, zzz: 1}}]",
-    "servers.health.": SERVER + "health: {url: 'http://a', zzz: 1}}]",
-}
-"""Where a key can stand -> a configuration that is wrong just there."""
-
-
 def test_every_configuration_key_stands_in_the_reference(tmp_path: Path) -> None:
-    there = {place + key for place, text in PLACES.items() for key in keys_of(tmp_path, text)}
+    there = every_key(tmp_path)
     parents = {place.removesuffix(".") for place in PLACES} - {"servers", "servers.match"}
     top, _, servers = section("REFERENCE.md", "Configuration file").partition("Each of `servers`")
 
