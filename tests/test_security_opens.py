@@ -1,0 +1,91 @@
+"""Every module that opens a path by itself stands here, with why nobody we watch can make it open something else.
+
+What may be changed by somebody we watch is opened by sources/untrusted_paths.py (tests/test_security_files.py).
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "exporter" / "stallwatch"
+
+KERNEL = "the kernel's own files in /proc and /sys/fs/cgroup: no user can put anything there"
+OURS = "a file of whoever starts us: configuration, secrets, state, recordings, what we print"
+SHIPPED = "files of the package"
+
+OPENS = {
+    "assembly": KERNEL,
+    "check": OURS,
+    "cli": "/dev/null",
+    "frameworks": SHIPPED,
+    "parse_input": "logs a person names: a regular file only, without waiting",
+    "record": OURS,
+    "replay": OURS,
+    "rights": KERNEL,
+    "rules": SHIPPED,
+    "sources.attribution": KERNEL,
+    "sources.blocking_child": KERNEL,
+    "sources.cgroup_roots": KERNEL,
+    "sources.cgroup_state": KERNEL,
+    "sources.endpoints": "the token of whoever configured it: a regular file only, without waiting",
+    "sources.gpus.kernel_log": "/dev/kmsg, by the number of the device; no link, without waiting",
+    "sources.gpus.nvml": KERNEL,
+    "sources.gpus.unowned": KERNEL,
+    "sources.locks": KERNEL,
+    "sources.locks_child": "/proc, and in the server's root by descriptors of folders: no link but as the server has it",
+    "sources.logs.collector": "no path: a method of ours is called so",
+    "sources.logs.earlier": "only what untrusted_paths has opened",
+    "sources.logs.mounts": KERNEL,
+    "sources.logs.streams": KERNEL,
+    "sources.logs.tail": "a stream: the kernel's link to what a process has open, which is a regular file",
+    "sources.members": KERNEL,
+    "sources.node": KERNEL,
+    "sources.procfs": KERNEL,
+    "sources.shm_child": "/proc, and the names in /dev/shm: nothing in there is opened",
+    "sources.sockets": KERNEL,
+    "sources.threads": KERNEL,
+    "sources.untrusted_paths": "by descriptors of folders; what it is for",
+    "stacks": KERNEL,
+    "state_file": OURS,
+    "strict_yaml": OURS,
+    "web.access": OURS,
+}
+
+_CALLS = {"open", "os.open", "os.scandir", "os.listdir", "os.walk", "os.fwalk", "glob.iglob", "glob.glob", "io.open"}
+_METHODS = {"open", "read_text", "read_bytes", "iterdir", "glob", "rglob", "walk"}
+_OF_NO_PATH = {"tarfile", "webbrowser", "resources"}
+
+
+def opens(source: str) -> bool:
+    """Whether a module opens files or looks into folders."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in _CALLS or (isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS):
+            return called.partition(".")[0] not in _OF_NO_PATH
+    return False
+
+
+def modules() -> dict[str, str]:
+    """Name -> text, without the drills, which are stand-ins for a test."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        if parts[0] != "drill":
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return found
+
+
+def test_every_module_that_opens_a_path_has_its_reason() -> None:
+    found = {name for name, text in modules().items() if opens(text)}
+
+    assert found - OPENS.keys() == set(), "say why it is safe, or use sources/untrusted_paths.py"
+    assert OPENS.keys() - found == set()
+
+
+def test_an_open_is_found() -> None:
+    assert opens("def f(path):\n    return path.read_bytes()\n")
+    assert opens("import os\nos.open('x', 0)\n")
+    assert not opens("import os\nos.stat('x')\nchannel.send('open')\n")
