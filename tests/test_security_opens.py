@@ -33,7 +33,7 @@ OPENS = {
     "sources.gpus.nvml": KERNEL,
     "sources.gpus.unowned": KERNEL,
     "sources.locks": KERNEL,
-    "sources.locks_child": "/proc, and in the server's root by descriptors of folders: no link but as the server has it",
+    "sources.locks_child": "/proc, and in the server's root by descriptors of folders: a link as the server has it",
     "sources.logs.collector": "no path: a method of ours is called so",
     "sources.logs.earlier": "only what untrusted_paths has opened",
     "sources.logs.mounts": KERNEL,
