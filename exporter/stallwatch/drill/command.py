@@ -28,9 +28,11 @@ from .nvml_standin import StandIn, build
 from .table import CONDITIONS, find_condition
 
 SHORTEST_INTERVAL_SECONDS = 0.1
-SHORTEST_OTHERS_SECONDS = {"processes": 0.5, "tick": 0.5}
-"""CPU time comes in ticks of 10 ms: in a shorter time one tick of a polling thread looks like a busy CPU.  And where
-a machine is so busy that three of our own ticks fail to come, that time counts for nothing."""
+SHORTEST_LOOK_SECONDS, SHORTEST_TICK_SECONDS = 1.0, 0.5
+"""Of `processes`, but no more than half a window: CPU time comes in ticks of 10 ms, and in a shorter time one tick of a
+polling thread looks like a busy CPU; and where a machine is busy a look takes a second.  Of `tick`: a time in which
+three of our own fail to come counts for nothing.
+"""
 FASTEST = 60.0
 """Beyond this a look takes longer than a verdict may."""
 
@@ -59,7 +61,8 @@ class Pace:
 
     @property
     def intervals(self) -> Intervals:
-        shipped, shortest = Intervals(), SHORTEST_OTHERS_SECONDS
+        shipped, look = Intervals(), min(SHORTEST_LOOK_SECONDS, self.thresholds.window / 2)
+        shortest = {"processes": look, "tick": SHORTEST_TICK_SECONDS}
         return Intervals(
             **{
                 f.name: max(shortest.get(f.name, SHORTEST_INTERVAL_SECONDS), getattr(shipped, f.name) / self.speed)
