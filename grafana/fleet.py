@@ -227,8 +227,8 @@ FLEET_DASHBOARD = Dashboard(
             (
                 table(
                     "Starts, with and without speculative decoding",
-                    "How starts ended in this range, how long those took that became ready, and what stalls cost; by model, "
-                    "release and speculative decoding, so that two lines of one model can be set side by side.",
+                    "How starts ended in this range, how long those took that became ready, and what stalls cost; by "
+                    "model, release and speculative decoding, so that two lines of one model can be set side by side.",
                     (
                         _ended("ready"),
                         _ended("failed|stalled"),
