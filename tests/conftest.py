@@ -41,14 +41,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden; the diff is the review")
 
 
+def our_loggers() -> list[logging.Logger]:
+    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    return [each for each in known if isinstance(each, logging.Logger) and each.name.startswith(("root", "stallwatch"))]
+
+
 @pytest.fixture(autouse=True)
 def levels_of_our_loggers() -> Iterator[None]:
-    """A command may make a logger quieter for the rest of its process; here that is the next test."""
-    ours = [logger for name, logger in logging.root.manager.loggerDict.items() if name.startswith("stallwatch")]
-    before = [(logger, logger.level) for logger in ours if isinstance(logger, logging.Logger)]
+    """A command may make a logger quieter or louder for the rest of its process; here that is the next test."""
+    before = {logger: logger.level for logger in our_loggers()}
+    handlers = logging.root.handlers[:]
     yield
-    for logger, level in before:
-        logger.setLevel(level)
+    for logger in our_loggers():
+        logger.setLevel(before.get(logger, logging.NOTSET))
+    logging.root.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

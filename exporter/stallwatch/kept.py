@@ -183,7 +183,7 @@ LEFT_OUT: Mapping[type, frozenset[str]] = {
     # Given by what is found after the restart, or by the first verdict (`is_idle`); `tracks` are kept apart, for their
     # labels are names, and so is what was learned of the node's cards.  What they did before we were away is no move.
     ServerTimeline: frozenset(("name", "server", "start_timestamp", "tracks", "cards", "is_idle")),
-    Track: frozenset(("rate",)),  # of two neighbouring looks
+    Track: frozenset(("rate", "_rate_seconds")),  # of two neighbouring looks
     Waits: frozenset(("_measured",)),  # set anew, so that the gap does not end what lasted before and lasts
     Episode: frozenset(("start_timestamp",)),  # as Unix time, which follows steps of the wall clock
 }
