@@ -49,7 +49,6 @@ OPENS = {
     "stacks": KERNEL,
     "state_file": OURS,
     "strict_yaml": OURS,
-    "web.access": OURS,
 }
 
 _CALLS = {"open", "os.open", "os.scandir", "os.listdir", "os.walk", "os.fwalk", "glob.iglob", "glob.glob", "io.open"}

@@ -167,7 +167,42 @@ def test_sighup_reads_the_configuration_again(reloading: tuple[Path, Reloading])
     for thread in threading.enumerate():
         if thread.name == "reload":
             thread.join(SOON)
-    assert reload._daemon.config.retention == 60.0
+
+
+def reload_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "reload"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_a_reload_that_hangs_keeps_one_more_waiting_and_is_told_once_it_is_late(
+    reloading: tuple[Path, Reloading], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds: float
+) -> None:
+    _, reload = reloading
+    begun, go_on, config = threading.Event(), threading.Event(), reload._daemon.config
+
+    def hangs(*_: object) -> Config:
+        begun.set()
+        go_on.wait(SOON)
+        return config
+
+    monkeypatch.setattr("stallwatch.serve.read_config", hangs)
+    reload.reload_in_background()
+    assert begun.wait(SOON)
+    assert reload._began is not None
+    reload._began -= seconds
+    for _ in range(50):
+        reload.reload_in_background()
+    waiting, told = reload_threads(), [record.message for record in caplog.records]
+    refused = reload._daemon.tick().config_reload[0] is False
+    go_on.set()
+    for thread in waiting:
+        thread.join(SOON)
+
+    assert len(waiting) == 2
+    assert told == (["configuration not reloaded"] if seconds else [])
+    assert refused is bool(seconds)
+    assert [record.message for record in caplog.records][len(told) :].count("configuration reloaded") <= 2
+    assert reload._daemon.tick().config_reload[0] is True
 
 
 # --- starting ----------------------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from stallwatch.strict_yaml import InputError, Section, load, parse_duration, parse_size, shown
+from stallwatch.strict_yaml import LARGEST_BYTES, InputError, Section, load, parse_duration, parse_size, shown
 
 
 def section(text: str) -> Section:
@@ -62,6 +63,39 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         load(tmp_path)
 
     assert f"{tmp_path}: cannot be read: Is a directory" == str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_what_has_no_end_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.yml"
+    os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/zero")
+
+    with pytest.raises(InputError) as caught:
+        load(path)
+
+    assert f"{path}: cannot be read: no regular file" == str(caught.value)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_file_is_bounded_in_size(tmp_path: Path, more: int) -> None:
+    path = tmp_path / "a.yml"
+    path.write_text("a: b\n#" + "x" * (LARGEST_BYTES - 6 + more))
+
+    if more:
+        with pytest.raises(InputError, match="cannot be read: larger than 4 MiB"):
+            load(path)
+    else:
+        assert load(path) is not None
+
+
+def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
+    """As Kubernetes mounts a ConfigMap."""
+    (tmp_path / "data").write_text("a: b\r\nc: d\r\n")
+    (tmp_path / "a.yml").symlink_to("data")
+    section = load(tmp_path / "a.yml")
+
+    assert section is not None
+    assert (section.text("a"), section.text("c")) == ("b", "d")
 
 
 def test_a_file_that_is_not_utf_8_is_named(tmp_path: Path) -> None:

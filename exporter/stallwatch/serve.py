@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 ONCE_SECONDS = 20.0
 """`--once` waits no longer than this for a source that hangs."""
+LATE_RELOAD_SECONDS = 10.0
+"""Who asks for a reload while one has taken this long is told that it does not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,28 +208,51 @@ class Reloading:
         self._daemon, self._settings, self._published = daemon, settings, published
         self._renewal = renewal
         self._lock = threading.Lock()
+        self._began: float | None = None  # when the one that reads now began, monotonic
+        self._is_next = self._is_told = False  # another waits for its turn; that the first is late was said
 
     def reload(self) -> str | None:
         """None when it worked, else the sentence about what is wrong.  May wait for the file."""
         with self._lock:
+            self._began, self._is_next = time.monotonic(), False
             try:
-                config = read_config(self._settings, load_frameworks())
-            except InputError as error:
-                self._daemon.reconfigure(None)
-                log.error("configuration not reloaded", extra={"problem": str(error)})
-                return str(error)
-            self._daemon.reconfigure(config)
-            self._published.tick_seconds = config.intervals.tick
-            log.info("configuration reloaded")
-            return self._renewal.look() if self._renewal else None
+                return self._read()
+            finally:
+                self._began, self._is_told = None, False
+
+    def _read(self) -> str | None:
+        try:
+            config = read_config(self._settings, load_frameworks())
+        except InputError as error:
+            self._refuse(str(error))
+            return str(error)
+        self._daemon.reconfigure(config)
+        self._published.tick_seconds = config.intervals.tick
+        log.info("configuration reloaded")
+        return self._renewal.look() if self._renewal else None
 
     def reload_in_background(self) -> None:
-        """Never raises: the handler of a signal may interrupt the tick anywhere."""
+        """Never raises: the handler of a signal may interrupt the tick anywhere.
+
+        At most one waits for its turn, which sees the file as it is then; more would be a thread for each signal
+        while a dead mount holds the first.
+        """
+        began = self._began
+        if began is not None and not self._is_told and time.monotonic() - began >= LATE_RELOAD_SECONDS:
+            self._is_told = True
+            self._refuse("the reload before has not ended")
+        if self._is_next:
+            return
+        self._is_next = True
         try:
             threading.Thread(target=self.reload, name="reload", daemon=True).start()
         except RuntimeError:  # a limit of processes
-            self._daemon.reconfigure(None)
-            log.error("configuration not reloaded", extra={"problem": "no thread can be started"})
+            self._is_next = False
+            self._refuse("no thread can be started")
+
+    def _refuse(self, problem: str) -> None:
+        self._daemon.reconfigure(None)
+        log.error("configuration not reloaded", extra={"problem": problem})
 
 
 def _handle_signals(daemon: Daemon, reload: Reloading) -> None:

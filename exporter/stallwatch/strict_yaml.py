@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +25,7 @@ _BYTES = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _NULL = "tag:yaml.org,2002:null"
 _UNREADABLE_YAML = (yaml.YAMLError, RecursionError, ValueError, OverflowError)
 """What the parser raises; the last two for escapes of characters that do not exist."""
+LARGEST_BYTES = 4 << 20
 
 
 _SHORT, _LONG_WORDS = 12, 32
@@ -232,13 +235,32 @@ class Section:
                 raise self.wrong(key, f"unknown key; allowed are {known}")
 
 
+def read_file(path: str | Path) -> bytes:
+    """All of a regular file; OSError when it is another kind of file, or larger than any configuration.
+
+    A FIFO without a writer would hold up every later reload, and a device like /dev/zero has no end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(kind):
+            raise OSError(0, "Is a directory" if stat.S_ISDIR(kind) else "no regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(LARGEST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > LARGEST_BYTES:
+        raise OSError(0, f"larger than {LARGEST_BYTES >> 20} MiB")
+    return content
+
+
 def load(path: str | Path, text: str | None = None) -> Section | None:
     """The top mapping of a YAML file; None when the file is empty.  InputError when it cannot be read."""
     file = str(path)
     if text is None:
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_file(path).decode("utf-8").replace("\r\n", "\n")
+        except (OSError, ValueError) as error:
             problem = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise InputError(file, 0, "", f"cannot be read: {problem}") from None
     try:

@@ -12,9 +12,8 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from ..strict_yaml import InputError, Section, load
+from ..strict_yaml import InputError, Section, load, read_file
 
 Stamp = tuple[int, int, int, int] | None
 """Device, inode, size and nanoseconds of the last change of a file; None: it cannot be looked at."""
@@ -47,7 +46,6 @@ REFUSED: Mapping[str, str] = {
 }
 _BCRYPT = re.compile(r"\$2[aby]\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
-_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +153,7 @@ def _file(section: Section, key: str, seen: dict[str, Stamp]) -> str:
     path = os.path.join(os.path.dirname(section.file), section.text(key))
     seen[path] = stamp(path)
     try:
-        with Path(path).open("rb") as file:
-            file.read(_MOST_BYTES)
+        read_file(path)
     except OSError as error:
         raise section.wrong(key, f"cannot be read: {error.strerror}") from None
     return path
