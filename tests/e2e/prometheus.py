@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from .harness import Program, fetch, free_port, wait_until
 
@@ -37,6 +38,9 @@ class Prometheus(Program):
         wait_until(lambda: self.query("up == 1"), 30.0, f"a first scrape\n{self.tail()}")
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        quoted = expression.replace(" ", "%20").replace("=", "%3D")
-        status, body = fetch(f"http://127.0.0.1:{self.port}/api/v1/query?query={quoted}")
+        status, body = self.answer(expression)
         return list(json.loads(body)["data"]["result"]) if status == 200 else []
+
+    def answer(self, expression: str) -> tuple[int, str]:
+        """Status and body, as they come."""
+        return fetch(f"http://127.0.0.1:{self.port}/api/v1/query?query={quote(expression)}")

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from stallwatch.strict_yaml import parse_duration
 
 from .harness import CONFIG, OPENER, ROOT, STALL_AFTER, WINDOW, Exporter, Program, StandIn, fetch, free_port, wait_until
 from .prometheus import Prometheus
+from .recorder import COMMAND
 
 pytestmark = pytest.mark.e2e
 
@@ -171,7 +173,7 @@ def test_a_stall_is_one_message_that_says_what_matters_and_one_that_it_is_over(
     with (
         Exporter(tmp_path, environment=cards.environment()) as exporter,
         Alertmanager(tmp_path, hook.url) as alertmanager,
-        Prometheus(tmp_path, exporter.port, scaled_rules(), alertmanager.port),
+        Prometheus(tmp_path, exporter.port, scaled_rules(), alertmanager.port) as prometheus,
         StandIn("barrier-deadlock", tmp_path, cards=tmp_path, load_seconds=2.0) as server,
     ):
         server.wait_for_line("Load weight end", RANKS)
@@ -191,6 +193,8 @@ def test_a_stall_is_one_message_that_says_what_matters_and_one_that_it_is_over(
         )
         last = exporter.watch.last()
         (info,) = last.values("stallwatch_server_info", server=server.name)
+        _, kept = prometheus.answer(f'{{instance="127.0.0.1:{exporter.port}"}}[15m]')
+        assert_judged_again_as_it_was(kept, tmp_path, server.name)
 
     told = hook.told("InferenceServerStalled", server.name)
     assert {receiver for receiver, _ in told} == {"page"}
@@ -219,6 +223,20 @@ def test_a_stall_is_one_message_that_says_what_matters_and_one_that_it_is_over(
     assert alert["annotations"]["runbook_url"].endswith("/InferenceServerStalled.md")
     assert alert["annotations"]["dashboard_url"].endswith(f"&var-server={server.name}")
     assert 500 < sum(series_of(line) in ("", server.name) for line in last.page.splitlines()) <= 600
+
+
+def assert_judged_again_as_it_was(kept: str, folder: Path, server: str) -> None:
+    """What Prometheus kept says by `replay` what was said live: the stall, its reason and rank, and its end."""
+    night, config = folder / "night.json", folder / "replay.yml"
+    night.write_text(kept)
+    config.write_text(CONFIG)
+    command = [COMMAND, "replay", "--format", "json", "--config.file", str(config), str(night)]
+    answer = subprocess.run(command, capture_output=True, timeout=60.0)
+    (recording,) = json.loads(answer.stdout)["recordings"]
+    (judged,) = (each for each in recording["servers"] if each["server"] == server)
+    alarms = [change for change in judged["changes"] if change["state"] in ("stalled", "failed")]
+    assert [(c["state"], c["reason"], c["suspect_rank"]) for c in alarms] == [("stalled", "idle_wait", "TP3")], judged
+    assert judged["final"]["state"] == "idle", judged
 
 
 def series_of(line: str) -> str | None:
