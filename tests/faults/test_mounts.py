@@ -79,7 +79,9 @@ def test_a_read_that_hangs_in_the_middle_of_a_log_is_left_behind_and_taken_up_ag
             time.sleep(LATE)
             meanwhile = exporter.rest(3.0)
             far.let_go()
-            after = exporter.wait_for("the whole log", lambda page: log_bytes(page, sick.name) == lines * len(LINE))
+            after = exporter.wait_for(
+                "the whole log", lambda page: log_bytes(page, sick.name) == lines * len(LINE), 40.0
+            )
 
     all_hold(meanwhile, lambda page: log_bytes(page, sick.name) is None, "a part of its history is no value")
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
@@ -98,7 +100,7 @@ def test_an_exporter_whose_read_hangs_can_be_ended_and_started_again(folder: Pat
                 new.wait_for_server(sick.name)
                 assert not new.rest(2.0)[-1].failed()
                 far.let_go()
-                new.wait_for("its log", lambda page: log_bytes(page, sick.name) == 3700)
+                new.wait_for("its log", lambda page: log_bytes(page, sick.name) == 3700, 40.0)
             old.process.wait(5.0)
 
 
