@@ -185,6 +185,33 @@ def test_a_rank_that_goes_on_passed_the_markers_of_its_phases_when_the_log_moved
     assert (marker["t"], marker["event"], marker["rank"]) == (11.0, "load_begin", "TP0")
 
 
+def test_ranks_that_come_to_a_phase_one_after_the_other_are_equally_far_in_it() -> None:
+    """Whose markers were counted between which scrapes is chance: nobody is behind by it."""
+    begun = scrape(100.0, {**phases(1, 1), **count("load_begin", 0), **count("load_end", 0), **count("post_load", 0)})
+    first_there = scrape(
+        115.0,
+        {**phases(3, 2), **count("load_begin", 2), **count("load_end", 2), **count("post_load", 1), **log_age(4.0)},
+    )
+    both_there = scrape(
+        130.0,
+        {**phases(3, 3), **count("load_begin", 2), **count("load_end", 2), **count("post_load", 2), **log_age(4.0)},
+    )
+    one_goes_on = scrape(
+        145.0,
+        {**phases(4, 3), **count("load_begin", 2), **count("load_end", 2), **count("post_load", 2), **log_age(4.0)},
+    )
+
+    def passed(*scrapes: Scrape) -> tuple[set[str], set[str]]:
+        told = [event for event in events(begun, *scrapes) if not event.get("fields")]
+        first, second = ({event["event"] for event in told if event["rank"] == rank} for rank in ("TP0", "TP1"))
+        return first, second
+
+    first, second = passed(first_there, both_there)
+    assert first == second != set()
+    ahead, behind = passed(first_there, both_there, one_goes_on)
+    assert ahead > behind
+
+
 def test_a_marker_nobody_passed_alone_is_nobodys() -> None:
     before = scrape(100.0, {**phases(3, 3), **count("draft_load_end", 0)})
     after = scrape(115.0, {**phases(3, 3), **count("draft_load_end", 1), **log_age(4.0)})

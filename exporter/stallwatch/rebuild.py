@@ -189,12 +189,30 @@ class _Teller:
         self._held: dict[str, int] = {}
         """Lines of counters of the last gap, in which the log is not known to have moved."""
         self._says_phases = any(self._rises(event, scrapes) for event in PHASE_OF_EVENT)
+        self._markers = self._markers_by_phase(scrapes)
         self._all = Counter({event: self._rises(event, scrapes) for event in COUNTERS})
 
     def _rises(self, event: str, scrapes: Sequence[Scrape]) -> int:
         series = LOG_EVENTS, (self.server.name, event)
         counts = [0.0, *(scrape.values[series] for scrape in scrapes if series in scrape.values)]
         return int(sum(max(0.0, after - before) for before, after in pairwise(counts)))
+
+    def _markers_by_phase(self, scrapes: Sequence[Scrape]) -> dict[str, list[str]]:
+        """Phase -> its markers that were counted at any time, in the order of a start; else the usual one."""
+        of_phases = RANK_PHASE_NUMBER.name, SERVER_PHASE_NUMBER.name
+        reached = {
+            PHASES[int(value)]
+            for scrape in scrapes
+            for (name, labels), value in scrape.values.items()
+            if name in of_phases and labels[0] == self.server.name and 0 <= value < len(PHASES)
+        }
+        found: dict[str, list[str]] = {phase: [] for phase in PHASES}
+        for event in EVENTS:
+            if event in MARKERS and self._rises(event, scrapes):
+                found[PHASE_OF_EVENT[event]].append(event)
+        for phase, marker in USUAL_MARKER.items():
+            found[phase] = found[phase] or [marker] * (phase in reached)
+        return found
 
     def tell(self, scrape: Scrape, before: Scrape | None) -> list[Event]:
         """The events between two scrapes; before the first one, how far the start had come."""
@@ -241,7 +259,7 @@ class _Teller:
         for rank, series in places:
             number = int(scrape.values.get(series, 0.0))
             earlier = 0 if before is None else int(before.values.get(series, 0.0))
-            for marker in _passed(PHASES[earlier + 1 : number + 1], gap.fresh) if self._says_phases else ():
+            for marker in self._passed(earlier, number) if self._says_phases else ():
                 self._say(gap, marker, rank)
                 unclaimed[marker] -= 1
         for event in MARKERS:
@@ -250,6 +268,16 @@ class _Teller:
         for event in ("listening", "ready"):
             if gap.fresh[event]:
                 self._say(gap, event)
+
+    def _passed(self, earlier: int, number: int) -> Iterator[str]:
+        """What a rank said on its way between two phases, by their numbers.
+
+        Who of a phase wrote which marker is not known.  So a rank has the first one of the phase it is in and all of
+        those it left, whenever they were counted: ranks in one phase are equally far.
+        """
+        for place in range(max(0, earlier), min(number, len(PHASES) - 1)):
+            yield from self._markers[PHASES[place]][1:]
+            yield from self._markers[PHASES[place + 1]][:1]
 
     def _load(self, gap: _Gap, scrape: Scrape, before: Scrape | None) -> None:
         for series in self._loads:
@@ -284,10 +312,3 @@ class _Teller:
 def _nobodys(ranks: Sequence[str]) -> dict[str, float | str]:
     """Fields of a marker that may be any rank's: it is progress, and says nothing of who is ahead."""
     return {NAMELESS: 1.0} if ranks else {}
-
-
-def _passed(phases: Sequence[str], fresh: Mapping[str, int]) -> list[str]:
-    """Markers of these phases that were counted, in the order of a start; of the last phase at least the usual one."""
-    counted = [event for event in EVENTS if event in MARKERS and PHASE_OF_EVENT[event] in phases and fresh[event]]
-    is_there = any(PHASE_OF_EVENT[event] == phases[-1] for event in counted) if phases else True
-    return counted if is_there or phases[-1] not in USUAL_MARKER else [*counted, USUAL_MARKER[phases[-1]]]
