@@ -14,7 +14,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from stallwatch import signals
-from stallwatch.exposition import SIGNALS, Exposition, own_process, render
+from stallwatch.derived import SIGNALS
+from stallwatch.exposition import Exposition, own_process, render
 from stallwatch.model import (
     CHANNELS,
     STATES,

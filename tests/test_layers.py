@@ -138,7 +138,8 @@ ALLOWED: Mapping[str, str] = {
     "daemon": "model signals bell clock config frameworks sources sources.* server_timeline timeline deadlines"
     " verdict.* episodes poller memory rights",
     # From the Report to whoever reads it.
-    "exposition": ". model signals config printable",
+    "derived": "model signals config",
+    "exposition": ". model derived printable",
     "gpu_words": "model printable",
     "presentation": "model printable gpu_words",
     "web": ". model descriptors config strict_yaml printable exposition presentation",
@@ -152,14 +153,14 @@ ALLOWED: Mapping[str, str] = {
     "assembly": "model strict_yaml config frameworks sources sources.logs.collector sources.processes"
     " sources.table daemon poller"
     " memory rights",
-    "catalogue": "model signals sources.table daemon exposition",
+    "catalogue": "model signals sources.table daemon derived",
     "stacks": "children printable rights sources.procfs",
     "recording": "model config strict_yaml",
     "told": "model signals recording tracks",
     "replay": "model strict_yaml signals clock config frameworks tracks timeline deadlines episodes daemon presentation"
     " printable catalogue recording rebuild scrapes told",
-    "scrapes": "model strict_yaml exposition",
-    "rebuild": "model signals config startup exposition recording scrapes",
+    "scrapes": "model strict_yaml derived",
+    "rebuild": "model signals config startup derived recording scrapes",
     "record": "model strict_yaml config frameworks assembly recording",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation memory state_file heartbeat web.*",

@@ -18,7 +18,8 @@ from page_node import MONOTONIC, NOW, server
 from page_node import ranks as ranks_of
 from stallwatch.catalogue import all_signals
 from stallwatch.config import COLLECTORS
-from stallwatch.exposition import SIGNALS, Exposition, own_process
+from stallwatch.derived import SIGNALS
+from stallwatch.exposition import Exposition, own_process
 from stallwatch.frameworks import load_frameworks
 from stallwatch.model import (
     ERROR_KINDS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import daemon, exposition, signals
-from .exposition import PREFIX
+from . import daemon, derived, signals
+from .derived import PREFIX
 from .model import Signal
 from .sources.table import SOURCES
 
@@ -18,7 +18,7 @@ def read_signals() -> list[Signal]:
 
 def derived_signals() -> list[Signal]:
     """What is worked out from them."""
-    return [*_declared(daemon), *_declared(exposition)]
+    return [*_declared(daemon), *_declared(derived)]
 
 
 def _declared(module: ModuleType) -> list[Signal]:

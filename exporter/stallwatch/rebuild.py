@@ -15,7 +15,7 @@ from statistics import median
 
 from . import signals
 from .config import Thresholds
-from .exposition import (
+from .derived import (
     CHANNEL_AGE,
     RANK_LOAD_PROGRESS,
     RANK_PHASE_NUMBER,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .exposition import PREFIX, REPORT_TIMESTAMP, SERVER_INFO
+from .derived import PREFIX, REPORT_TIMESTAMP, SERVER_INFO
 from .model import Signal
 from .strict_yaml import InputError
 
