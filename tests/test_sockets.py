@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from stallwatch.model import Listener, Observation, Process, ProcessId, Reading,
 from stallwatch.signals import PORT_FOREIGN
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.connections import Attempt, SocketAddress
+from stallwatch.sources.socket_diag import Row
 from stallwatch.sources.sockets import (
     Sockets,
     format_address,
@@ -493,3 +496,66 @@ def test_a_process_that_comes_and_goes_leaves_nothing_behind(tree: Tree) -> None
 
     assert not sockets._confirmed
     assert not sockets._descriptors._known
+
+
+class Kernel:
+    """In place of sock_diag: rows, or an error; counts how often it was asked."""
+
+    def __init__(self, *rows: Row, error: OSError | None = None) -> None:
+        self.rows, self.error, self.asked = list(rows), error, 0
+
+    def __call__(self) -> list[Row]:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return self.rows
+
+
+def told_by(tree: Tree, kernel: Kernel) -> Sockets:
+    return Sockets(Host(config=Config(), frameworks=(), proc=tree.root), connect=Answers(), here=kernel)
+
+
+def be_ours(tree: Tree) -> None:
+    """Its PIDs are those of our own system calls from now on."""
+    (tree.root / "self").rename(tree.root / str(os.getpid()))
+    (tree.root / "self").symlink_to(str(os.getpid()))
+
+
+def test_our_own_namespace_is_listed_by_the_kernel(tree: Tree) -> None:
+    be_ours(tree)
+    tree.process(10, sockets=[77])
+    kernel = Kernel(Row(ipaddress.ip_address("127.0.0.1"), 8000, 77, 2))
+
+    seen = look(told_by(tree, kernel), server(10))
+
+    assert values(seen)["port_listening", "8000"] == 1
+    assert values(seen)["port_accept_queue", "8000"] == 2
+
+
+@pytest.mark.parametrize("namespace", [OURS, THEIRS])
+def test_of_another_namespace_or_another_machine_the_tables_tell(tree: Tree, namespace: str) -> None:
+    if namespace == THEIRS:
+        be_ours(tree)
+    tree.process(10, namespace, sockets=[77])
+    tree.table(10, row("10.0.0.9", 8000, 77))
+    kernel = Kernel()
+
+    seen = look(told_by(tree, kernel), server(10))
+
+    assert values(seen)["port_listening", "8000"] == 1
+    assert kernel.asked == 0
+
+
+@pytest.mark.parametrize(("number", "asked"), [(errno.ENOENT, 1), (errno.EINTR, 3)])
+def test_where_the_kernel_does_not_tell_the_tables_do(tree: Tree, number: int, asked: int) -> None:
+    """One that refused is not asked again."""
+    be_ours(tree)
+    tree.process(10, sockets=[77])
+    tree.table(10, row("127.0.0.1", 8000, 77))
+    kernel = Kernel(error=OSError(number, os.strerror(number)))
+    sockets = told_by(tree, kernel)
+
+    seen = [values(look(sockets, server(10)))["port_listening", "8000"] for _ in range(3)]
+
+    assert seen == [1, 1, 1]
+    assert kernel.asked == asked

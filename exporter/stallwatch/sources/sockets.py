@@ -20,7 +20,8 @@ from ..model import Listener, Observation, Process, ProcessId, Scene, Server, Si
 from ..signals import PORT_FOREIGN, PORT_LISTENING
 from . import Host, Moment
 from .connections import CONNECT_RESULTS, STRANGER, Attempt, SocketAddress, connect_all
-from .procfs import reason_of
+from .procfs import ProcFs, reason_of
+from .socket_diag import Address, Row, listening_here
 
 PORT_CONNECT = Signal(
     "port_connect",
@@ -49,18 +50,6 @@ _SEARCH_BYTES = 64 << 10
 _SEARCH_LIMIT_BYTES = 8 << 20
 _ROUTES_LIMIT_BYTES = 256 << 10
 _LISTEN = b"0A"
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A listening socket as /proc/PID/net/tcp and tcp6 show it."""
-
-    address: Address
-    port: int
-    inode: int
-    queue: int  # connections not yet accepted
 
 
 def parse_address(text: bytes) -> Address:
@@ -271,9 +260,17 @@ class Sockets:
     name: ClassVar[str] = "sockets"
     signals: ClassVar[tuple[Signal, ...]] = (PORT_LISTENING, PORT_FOREIGN, PORT_CONNECT, PORT_ACCEPT_QUEUE)
 
-    def __init__(self, host: Host, *, connect: Callable[[Sequence[Attempt], float], list[str]] = connect_all) -> None:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        connect: Callable[[Sequence[Attempt], float], list[str]] = connect_all,
+        here: Callable[[], list[Row]] = listening_here,
+    ) -> None:
+        """`here`: lists our own namespace at less cost; asked only where <proc> is of this very machine."""
         self._proc = host.proc
-        self._connect = connect
+        self._connect, self._here = connect, here
+        self._tells = ProcFs(host.proc).is_ours  # whether the kernel tells what listens in our namespace
         self._descriptors = Descriptors(host.proc)
         self._confirmed: dict[tuple[str, str, int], bool] = {}  # far peers: theirs, or a stranger's
 
@@ -331,6 +328,8 @@ class Sockets:
         return Space("", server.root.pid, False, reason=reason_of(error))
 
     def _filled(self, space: Space) -> Space:
+        if space.is_ours and (told := self._told()) is not None:
+            return replace(space, rows=told)
         folder = self._proc / str(space.pid) / "net"
         try:
             rows = listening_rows(folder / "tcp")
@@ -341,6 +340,21 @@ class Sockets:
         except OSError as error:
             return replace(space, reason=reason_of(error))
         return replace(space, rows=tuple(rows))
+
+    def _told(self) -> tuple[Row, ...] | None:
+        """What listens in our namespace; None where the kernel has to be asked by its tables.
+
+        Once it refused it is not asked again: to be asked it may have to load a module.
+        """
+        if not self._tells:
+            return None
+        try:
+            return tuple(self._here())
+        except InterruptedError:
+            return None
+        except OSError:
+            self._tells = False
+            return None
 
     def _ports(self, server: Server, space: Space) -> Iterator[Port]:
         if space.reason:
