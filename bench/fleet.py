@@ -35,8 +35,8 @@ from stallwatch.catalogue import derived_signals, read_signals
 from stallwatch.config import COLLECTORS
 from stallwatch.exposition import Exposition
 from stallwatch.model import Reading, Report, SourceHealth
-from stallwatch.recording import Header, Look, Reader, known_names
-from stallwatch.replay import Replay, lines_of
+from stallwatch.recordings.format import Header, Look, Reader, known_names
+from stallwatch.recordings.replay import Replay, lines_of
 from stallwatch.rules import DEFAULT_FILES, one_file, rule_files
 
 SCRAPE_SECONDS = 15

@@ -29,7 +29,7 @@ from pathlib import Path
 from stallwatch.config import Config
 from stallwatch.frameworks import Framework, load_frameworks
 from stallwatch.model import LogPlace, ProcessId, Reading, Scene, Server
-from stallwatch.parse import parse_files
+from stallwatch.parse.report import parse_files
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.logs.collector import Logs
 from stallwatch.sources.logs.decode import StreamUnwrapper

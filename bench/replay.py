@@ -18,8 +18,8 @@ from typing import Any
 
 from stallwatch.catalogue import derived_signals, read_signals
 from stallwatch.model import Event
-from stallwatch.recording import Header, Line, Look, Reader, known_names
-from stallwatch.replay import Replay, lines_of
+from stallwatch.recordings.format import Header, Line, Look, Reader, known_names
+from stallwatch.recordings.replay import Replay, lines_of
 
 SERVER = "sglang-8000"
 RANKS = tuple(f"TP{number}" for number in range(8))

@@ -12,7 +12,7 @@ from recordings.played import TRUTH, play
 from recordings.stage import Stage
 from recordings.truth import PAGES, Outcome, Truth, first, misses
 from stallwatch.catalogue import derived_signals, read_signals
-from stallwatch.recording import Line, Reader, known_names
+from stallwatch.recordings.format import Line, Reader, known_names
 
 from . import naive
 from .series import held, input_series, scrapes

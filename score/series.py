@@ -14,7 +14,7 @@ from itertools import groupby
 
 from stallwatch import signals
 from stallwatch.model import FRONTEND_NAMES, Event, Reading
-from stallwatch.recording import Header, Line, Look
+from stallwatch.recordings.format import Header, Line, Look
 from stallwatch.tracks import STALE_AFTER_GAPS, Track
 
 SCRAPE_SECONDS, MINUTE = 15.0, 60.0

@@ -22,8 +22,8 @@ from stallwatch.catalogue import all_signals, derived_signals, read_signals
 from stallwatch.config import COLLECTORS
 from stallwatch.exposition import Exposition, OwnMetric
 from stallwatch.model import ERROR_KINDS, EVENTS, Event, Reading, Report, Signal, SourceHealth
-from stallwatch.recording import Facts, Header, Line, Look, Pause, Reader, known_names
-from stallwatch.replay import Replay
+from stallwatch.recordings.format import Facts, Header, Line, Look, Pause, Reader, known_names
+from stallwatch.recordings.replay import Replay
 
 SCRAPE_SECONDS = 15.0
 END = 1_700_003_700.0

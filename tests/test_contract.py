@@ -20,9 +20,9 @@ from stallwatch.catalogue import all_signals
 from stallwatch.cli import COMMANDS, build_parser
 from stallwatch.frameworks import load_frameworks
 from stallwatch.model import Report
-from stallwatch.parse import parse_files
+from stallwatch.parse.report import parse_files
 from stallwatch.presentation import document
-from stallwatch.replay import replay_file
+from stallwatch.recordings.replay import replay_file
 from stallwatch.rules import every_key
 from stallwatch.sources.table import SOURCES
 

@@ -18,8 +18,8 @@ from stallwatch.deadlines import NO_TIMEOUTS, STRUCK_SECONDS, Limit, OwnTimeouts
 from stallwatch.exposition import render
 from stallwatch.frameworks import load_frameworks
 from stallwatch.model import CLOCKS, EVENTS, Event, Report
-from stallwatch.recording import Reader, header_line, server_document
-from stallwatch.replay import replay_lines
+from stallwatch.recordings.format import Reader, header_line, server_document
+from stallwatch.recordings.replay import replay_lines
 from stallwatch.sources.discovery import read_facts
 from stallwatch.timeline import Timeline
 

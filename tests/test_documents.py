@@ -19,7 +19,7 @@ from stallwatch.cli import COMMANDS, build_parser
 from stallwatch.config import Config, load_config
 from stallwatch.frameworks import load_frameworks
 from stallwatch.model import CHANNELS, PHASES, READ_REASONS, REASONS, STATES, WAITS, Report
-from stallwatch.parse import parse_files
+from stallwatch.parse.report import parse_files
 from stallwatch.presentation import document
 from stallwatch.startup import PHASE_OF_EVENT
 from stallwatch.strict_yaml import parse_duration, parse_size

@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from stallwatch.frameworks import FIELDS, Framework, Pattern, load_frameworks, quantity, rank_name
-from stallwatch.parse import format_text, parse_files
+from stallwatch.parse.report import format_text, parse_files
 from stallwatch.sources.logs.lines import Hit, LogScanner
 from stallwatch.strict_yaml import InputError
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stallwatch.frameworks import Framework, load_frameworks
 from stallwatch.frameworks.json_lines import Record, read_record
-from stallwatch.parse import parse_files
+from stallwatch.parse.report import parse_files
 from stallwatch.sources.logs.lines import LogScanner
 from stallwatch.sources.logs.times import parse_time
 

@@ -106,9 +106,10 @@ ALLOWED: Mapping[str, str] = {
     " sources.members"
     " sources.process_table sources.procfs sources.readings sources.unit_state sources.untrusted_paths",
     "sources.procfs": "model descriptors sources.cgroup_roots",
+    "sources.socket_diag": "",
     "sources.readings": "model signals sources.logs.streams sources.members",
     "sources.table": "sources sources.*",
-    "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs",
+    "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs sources.socket_diag",
     "sources.shm": "model sources sources.blocking_reads sources.procfs sources.shm_child",
     "sources.shm_child": "sources.blocking_child",
     "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",
@@ -145,29 +146,32 @@ ALLOWED: Mapping[str, str] = {
     "web": ". model descriptors config strict_yaml printable exposition presentation",
     # On top of all.
     "log_format": "",
-    "parse_input": "printable strict_yaml sources.logs.decode",
-    "parse_silences": "frameworks frameworks.* parse_input sources.logs.lines sources.logs.text sources.logs.times",
-    "parse_text": "sources.logs.kind",
-    "parse": "model strict_yaml startup config frameworks parse_input parse_silences parse_text sources.logs.kind"
-    " sources.logs.lines sources.logs.times",
+    "parse": "",
+    "parse.input": "printable strict_yaml sources.logs.decode",
+    "parse.silences": "frameworks frameworks.* parse.input sources.logs.lines sources.logs.text sources.logs.times",
+    "parse.text": "sources.logs.kind",
+    "parse.report": "model strict_yaml startup config frameworks parse.input parse.silences parse.text"
+    " sources.logs.kind sources.logs.lines sources.logs.times",
     "assembly": "model strict_yaml config frameworks sources sources.logs.collector sources.processes"
     " sources.table daemon poller"
     " memory rights",
     "catalogue": "model signals sources.table daemon derived",
     "stacks": "children printable rights sources.procfs",
-    "recording": "model config strict_yaml",
-    "told": "model signals recording tracks",
-    "replay": "model strict_yaml signals clock config frameworks tracks timeline deadlines episodes daemon presentation"
-    " printable catalogue recording rebuild scrapes told",
-    "scrapes": "model strict_yaml derived",
-    "rebuild": "model signals config startup derived recording scrapes",
-    "record": "model strict_yaml config frameworks assembly recording",
+    "recordings": "",
+    "recordings.format": "model config strict_yaml",
+    "recordings.told": "model signals recordings.format tracks",
+    "recordings.replay": "model strict_yaml signals clock config frameworks tracks timeline deadlines episodes daemon"
+    " presentation printable catalogue recordings.format recordings.rebuild recordings.scrapes recordings.told",
+    "recordings.scrapes": "model strict_yaml derived",
+    "recordings.rebuild": "model signals config startup derived recordings.format recordings.scrapes",
+    "recordings.record": "model strict_yaml config frameworks assembly recordings.format",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
     "serve": "model strict_yaml frameworks assembly daemon exposition presentation memory state_file heartbeat web.*",
     "drill": "model strict_yaml config",
     "rules": "strict_yaml config",
-    "cli": ". strict_yaml config log_format frameworks assembly serve check parse catalogue record replay"
-    " drill.command drill.conditions drill.memory_cgroup drill.nvml_standin drill.table rules rules.command",
+    "cli": ". strict_yaml config log_format frameworks assembly serve check catalogue"
+    " parse.report recordings.record recordings.replay drill.command drill.conditions drill.memory_cgroup"
+    " drill.nvml_standin drill.table rules rules.command",
     "__main__": "cli",
 }
 
@@ -182,7 +186,9 @@ OUTSIDE: Mapping[str, str] = {
     "yaml": "strict_yaml",
 }
 
-PURE = "clock recording told model signals startup tracks card cards server_timeline timeline verdict.*"
+PURE = (
+    "clock recordings.format recordings.told model signals startup tracks card cards server_timeline timeline verdict.*"
+)
 """Modules without clock and I/O: the same code judges live, in a replay and in tests."""
 
 IMPURE = (

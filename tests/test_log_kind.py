@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from stallwatch.frameworks import load_frameworks
-from stallwatch.parse import parse_files
+from stallwatch.parse.report import parse_files
 from stallwatch.sources.logs.kind import recognise
 
 FRAMEWORKS = load_frameworks()

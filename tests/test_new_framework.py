@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from stallwatch.frameworks import Framework, load_frameworks
-from stallwatch.parse import format_text, parse_files
+from stallwatch.parse.report import format_text, parse_files
 from stallwatch.sources.logs.lines import LogScanner
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ from stallwatch.catalogue import derived_signals, read_signals
 from stallwatch.exposition import Exposition
 from stallwatch.model import OUTCOME_BUCKETS_SECONDS, ProcessId, Report, Server, StartOutcome
 from stallwatch.outcomes import MOST_KINDS, Outcomes
-from stallwatch.recording import Header, Reader, known_names, told_servers
-from stallwatch.replay import Replay
+from stallwatch.recordings.format import Header, Reader, known_names, told_servers
+from stallwatch.recordings.replay import Replay
 
 
 def server(**facts: str) -> Server:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallwatch.frameworks import load_frameworks
-from stallwatch.parse import MAX_ERRORS, format_text, parse_files
-from stallwatch.parse_input import BLOCK_BYTES, LONGEST_LINE_BYTES
+from stallwatch.parse.input import BLOCK_BYTES, LONGEST_LINE_BYTES
+from stallwatch.parse.report import MAX_ERRORS, format_text, parse_files
 
 FRAMEWORKS = load_frameworks()
 LOGS = Path(__file__).parent / "logs"

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallwatch.frameworks import load_frameworks
-from stallwatch.parse import format_text, parse, parse_files
-from stallwatch.parse_input import BAR_BYTES, BLOCK_BYTES, LONGEST_LINE_BYTES, LogInput, opened
+from stallwatch.parse.input import BAR_BYTES, BLOCK_BYTES, LONGEST_LINE_BYTES, LogInput, opened
+from stallwatch.parse.report import format_text, parse, parse_files
 from stallwatch.strict_yaml import InputError
 
 FRAMEWORKS = load_frameworks()

@@ -21,10 +21,10 @@ from stallwatch.episodes import Episodes
 from stallwatch.frameworks import load_frameworks
 from stallwatch.memory import Memory
 from stallwatch.model import Reading, Server
-from stallwatch.recording import Header, Line, Look, Reader, known_names
-from stallwatch.replay import Replay
+from stallwatch.recordings.format import Header, Line, Look, Reader, known_names
+from stallwatch.recordings.replay import Replay
+from stallwatch.recordings.told import Told
 from stallwatch.timeline import Timeline
-from stallwatch.told import Told
 
 AWAY_SECONDS = 60.0
 """How long a restart of ours takes."""

@@ -15,10 +15,10 @@ from recordings.played import TRUTH, frameworks, play
 from recordings.scraped import kept_of
 from stallwatch.catalogue import all_signals, collectors, derived_signals, read_signals
 from stallwatch.model import Signal
-from stallwatch.rebuild import rebuilt
-from stallwatch.recording import known_names
-from stallwatch.replay import replay, replay_file
-from stallwatch.scrapes import Scrape, is_answer, scrapes_of
+from stallwatch.recordings.format import known_names
+from stallwatch.recordings.rebuild import rebuilt
+from stallwatch.recordings.replay import replay, replay_file
+from stallwatch.recordings.scrapes import Scrape, is_answer, scrapes_of
 from stallwatch.strict_yaml import InputError
 
 SCRAPE_SECONDS = 15.0

@@ -23,9 +23,9 @@ from stallwatch.config import Config, Thresholds
 from stallwatch.daemon import Daemon
 from stallwatch.model import Event, Observation, Report, Result, Scene
 from stallwatch.poller import Poller
-from stallwatch.record import Recorder, Target, record
-from stallwatch.recording import Header, Line, Reader, known_names, told_servers
-from stallwatch.replay import replay_file, replay_lines
+from stallwatch.recordings.format import Header, Line, Reader, known_names, told_servers
+from stallwatch.recordings.record import Recorder, Target, record
+from stallwatch.recordings.replay import replay_file, replay_lines
 from stallwatch.sources import Host, Moment
 from stallwatch.strict_yaml import InputError
 from stallwatch.timeline import MIB

@@ -12,7 +12,7 @@ from stallwatch import signals
 from stallwatch.catalogue import derived_signals, read_signals
 from stallwatch.config import Thresholds
 from stallwatch.model import Event, LogPlace, Process, ProcessId, Reading, Server
-from stallwatch.recording import (
+from stallwatch.recordings.format import (
     NOT_COLLECTED,
     Facts,
     Header,

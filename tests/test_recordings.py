@@ -21,7 +21,7 @@ from recordings.played import TRUTH, difference_of, frameworks, play
 from recordings.truth import PAGES, Truth, misses
 from stallwatch.config import Thresholds
 from stallwatch.model import REASONS, STATES
-from stallwatch.replay import replay_file
+from stallwatch.recordings.replay import replay_file
 
 HANGS = [truth.case for truth in TRUTH.values() if truth.kind != "never"]
 DOCUMENT = Path(__file__).parents[1] / "docs" / "RECORDINGS.md"

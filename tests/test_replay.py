@@ -17,8 +17,8 @@ from stallwatch.cli import main
 from stallwatch.config import Config, Thresholds
 from stallwatch.frameworks import Framework
 from stallwatch.model import FRONTEND
-from stallwatch.recording import Header, Reader, known_names, told_servers
-from stallwatch.replay import Replay, lines_of, replay_file
+from stallwatch.recordings.format import Header, Reader, known_names, told_servers
+from stallwatch.recordings.replay import Replay, lines_of, replay_file
 from stallwatch.strict_yaml import InputError
 
 MIB = 1 << 20

@@ -23,7 +23,7 @@ from score.series import held, input_series, scrapes
 from stallwatch.catalogue import all_signals, derived_signals, read_signals
 from stallwatch.drill.table import CONDITIONS
 from stallwatch.model import Event
-from stallwatch.recording import Line, Look, Reader, known_names
+from stallwatch.recordings.format import Line, Look, Reader, known_names
 
 PORT, SILENCE, USED = "port_listening", "log_silence_seconds", "gpu_memory_used_bytes"
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

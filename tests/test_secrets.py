@@ -40,9 +40,9 @@ from stallwatch.frameworks import load_frameworks
 from stallwatch.log_format import Formatter
 from stallwatch.memory import Memory
 from stallwatch.model import Report
-from stallwatch.parse import format_text, parse_files
+from stallwatch.parse.report import format_text, parse_files
 from stallwatch.presentation import document, text, verdict_line
-from stallwatch.record import Recorder
+from stallwatch.recordings.record import Recorder
 from stallwatch.sources.logs.search import literal_finder
 from stallwatch.state_file import open_state
 from stallwatch.strict_yaml import InputError

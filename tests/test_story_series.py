@@ -10,7 +10,7 @@ import pytest
 
 from recordings.corpus import make
 from stallwatch.frameworks import load_frameworks
-from stallwatch.replay import replay_file
+from stallwatch.recordings.replay import replay_file
 from test_documents import rows, section, words
 
 TABLE = rows(section("VERDICTS.md", "The same two, by their series"))

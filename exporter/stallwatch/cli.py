@@ -314,14 +314,14 @@ def _run_check(arguments: argparse.Namespace) -> int:
 
 def _run_parse(arguments: argparse.Namespace) -> int:
     from .frameworks import load_frameworks
-    from .parse import parse
+    from .parse.report import parse
 
     as_json = arguments.format == "json"
     return parse(arguments.files, arguments.framework, load_frameworks(), as_json, sys.stdout, sys.stderr)
 
 
 def _run_record(arguments: argparse.Namespace) -> int:
-    from .record import record
+    from .recordings.record import record
 
     return record(_settings(arguments), arguments.out, arguments.seconds)
 
@@ -329,7 +329,7 @@ def _run_record(arguments: argparse.Namespace) -> int:
 def _run_replay(arguments: argparse.Namespace) -> int:
     from .config import load_config
     from .frameworks import load_frameworks
-    from .replay import replay
+    from .recordings.replay import replay
 
     file, config = getattr(arguments, "config.file"), None
     if file is not None:

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from stallwatch.catalogue import derived_signals, read_signals
 from stallwatch.frameworks import Framework, load_frameworks
-from stallwatch.recording import Reader, known_names, told_servers
-from stallwatch.replay import replay_lines
+from stallwatch.recordings.format import Reader, known_names, told_servers
+from stallwatch.recordings.replay import replay_lines
 
 from .corpus import make
 from .stage import Stage

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from stallwatch.catalogue import collectors, derived_signals, read_signals
 from stallwatch.exposition import Exposition
 from stallwatch.model import ERROR_KINDS, EVENTS, Event, Reading, Report
-from stallwatch.recording import Header, Line, Look, Reader, known_names, told_servers
-from stallwatch.replay import Replay
+from stallwatch.recordings.format import Header, Line, Look, Reader, known_names, told_servers
+from stallwatch.recordings.replay import Replay
 from stallwatch.signals import LOG_BYTES
 from stallwatch.sources.logs.counters import LOG_ERRORS, LOG_EVENTS
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
-from . import signals
-from .config import Thresholds
-from .derived import (
+from .. import signals
+from ..config import Thresholds
+from ..derived import (
     CHANNEL_AGE,
     RANK_LOAD_PROGRESS,
     RANK_PHASE_NUMBER,
@@ -23,10 +23,10 @@ from .derived import (
     READ_ERRORS,
     SERVER_PHASE_NUMBER,
 )
-from .model import ERROR_KINDS, EVENTS, PHASES, Event, LogPlace, ProcessId, Reading, Server, Signal, is_rank_name
-from .recording import event_line, header_line, look_line, server_document
+from ..model import ERROR_KINDS, EVENTS, PHASES, Event, LogPlace, ProcessId, Reading, Server, Signal, is_rank_name
+from ..startup import COUNTERS, MARKERS, NAMELESS, PHASE_OF_EVENT, PROGRESS_EVENTS
+from .format import event_line, header_line, look_line, server_document
 from .scrapes import Scrape, Series
-from .startup import COUNTERS, MARKERS, NAMELESS, PHASE_OF_EVENT, PROGRESS_EVENTS
 
 LOG_EVENTS, LOG_ERRORS = "log_events_total", "log_errors_total"
 

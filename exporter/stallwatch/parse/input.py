@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from io import BufferedReader
 from typing import Protocol, TextIO
 
-from .printable import printable
-from .sources.logs.decode import Unwrapper
-from .strict_yaml import InputError
+from ..printable import printable
+from ..sources.logs.decode import Unwrapper
+from ..strict_yaml import InputError
 
 BLOCK_BYTES = 1 << 18
 LONGEST_LINE_BYTES = 8 << 20

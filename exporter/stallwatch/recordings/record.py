@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from .assembly import Settings, make_daemon, read_config
-from .config import Thresholds
-from .frameworks import load_frameworks
-from .model import Report, Result, Server
-from .recording import Json, event_line, header_line, look_line, pause_line, server_document, servers_line
-from .strict_yaml import InputError
+from ..assembly import Settings, make_daemon, read_config
+from ..config import Thresholds
+from ..frameworks import load_frameworks
+from ..model import Report, Result, Server
+from ..strict_yaml import InputError
+from .format import Json, event_line, header_line, look_line, pause_line, server_document, servers_line
 
 PACKED = ".gz"
 

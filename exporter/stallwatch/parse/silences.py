@@ -11,12 +11,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from .frameworks import NO_EVENT, Framework
-from .frameworks.json_lines import BEGIN
-from .parse_input import Block, TimeOf
-from .sources.logs.lines import Hit, LogScanner
-from .sources.logs.text import text_of
-from .sources.logs.times import on_one_scale, parse_time, seconds_between
+from ..frameworks import NO_EVENT, Framework
+from ..frameworks.json_lines import BEGIN
+from ..sources.logs.lines import Hit, LogScanner
+from ..sources.logs.text import text_of
+from ..sources.logs.times import on_one_scale, parse_time, seconds_between
+from .input import Block, TimeOf
 
 MOST_SILENCES = 5
 PREFIX_BYTES = 400

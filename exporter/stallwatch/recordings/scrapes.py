@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .derived import PREFIX, REPORT_TIMESTAMP, SERVER_INFO
-from .model import Signal
-from .strict_yaml import InputError
+from ..derived import PREFIX, REPORT_TIMESTAMP, SERVER_INFO
+from ..model import Signal
+from ..strict_yaml import InputError
 
 LARGEST_ANSWER_BYTES = 1 << 30
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .config import Thresholds
-from .model import (
+from ..config import Thresholds
+from ..model import (
     CLOCKS,
     ERROR_KINDS,
     EVENTS,
@@ -28,7 +28,7 @@ from .model import (
     Server,
     Signal,
 )
-from .strict_yaml import InputError, is_plain, shown
+from ..strict_yaml import InputError, is_plain, shown
 
 VERSION = 1
 LONGEST_LINE_BYTES = 64 << 20

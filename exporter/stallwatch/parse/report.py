@@ -17,16 +17,16 @@ from itertools import chain
 from string import digits
 from typing import Any, TextIO
 
-from .config import Limits
-from .frameworks import Framework, Pattern, whole_number
-from .parse_input import LONGEST_LINE_BYTES, Block, LogInput, opened, sample_of
-from .parse_silences import Gap, Line, LogClock, Silences, listen, meaning
-from .parse_text import format_file
-from .sources.logs.kind import recognise
-from .sources.logs.lines import Batch, Hit, LogScanner, _Line
-from .sources.logs.times import parse_time, seconds_between
-from .startup import COUNTERS, FIRST_RANK, MARKERS, MOST_RANKS, PHASE_OF_EVENT, PROGRESS_EVENTS, RankStartup, Startup
-from .strict_yaml import InputError
+from ..config import Limits
+from ..frameworks import Framework, Pattern, whole_number
+from ..sources.logs.kind import recognise
+from ..sources.logs.lines import Batch, Hit, LogScanner, _Line
+from ..sources.logs.times import parse_time, seconds_between
+from ..startup import COUNTERS, FIRST_RANK, MARKERS, MOST_RANKS, PHASE_OF_EVENT, PROGRESS_EVENTS, RankStartup, Startup
+from ..strict_yaml import InputError
+from .input import LONGEST_LINE_BYTES, Block, LogInput, opened, sample_of
+from .silences import Gap, Line, LogClock, Silences, listen, meaning
+from .text import format_file
 
 MAX_ERRORS = 1000
 MAX_PHASES = 10_000

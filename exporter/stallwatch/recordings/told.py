@@ -10,10 +10,10 @@ import math
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from . import signals
-from .model import Reading, Signal, is_rank_name
-from .recording import RecordedServer
-from .tracks import STALE_AFTER_GAPS, Track
+from .. import signals
+from ..model import Reading, Signal, is_rank_name
+from ..tracks import STALE_AFTER_GAPS, Track
+from .format import RecordedServer
 
 ROOT = "main"
 """The front end that is the server's first process, where front ends are named singly."""

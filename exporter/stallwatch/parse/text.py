@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from .sources.logs.kind import FALLBACK
+from ..sources.logs.kind import FALLBACK
 
 Json = Mapping[str, Any]
 

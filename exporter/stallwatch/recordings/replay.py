@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
-from . import signals
-from .catalogue import all_signals, collectors, derived_signals, read_signals
-from .clock import Clock
-from .config import Config, Thresholds
-from .daemon import own_timeouts, ready_markers
-from .deadlines import NO_TIMEOUTS, OwnTimeouts
-from .episodes import Episodes
-from .frameworks import Framework, load_frameworks
-from .model import (
+from .. import signals
+from ..catalogue import all_signals, collectors, derived_signals, read_signals
+from ..clock import Clock
+from ..config import Config, Thresholds
+from ..daemon import own_timeouts, ready_markers
+from ..deadlines import NO_TIMEOUTS, OwnTimeouts
+from ..episodes import Episodes
+from ..frameworks import Framework, load_frameworks
+from ..model import (
     FRONTEND,
     FRONTEND_NAMES,
     Event,
@@ -33,10 +33,11 @@ from .model import (
     StartupHistogram,
     Verdict,
 )
-from .presentation import BAD_STATES, REASON_WORDS, duration
-from .printable import printable
-from .rebuild import rebuilt
-from .recording import (
+from ..presentation import BAD_STATES, REASON_WORDS, duration
+from ..printable import printable
+from ..strict_yaml import InputError
+from ..timeline import Timeline
+from .format import (
     ALSO_OTHER,
     LONGEST_LINE_BYTES,
     Facts,
@@ -50,9 +51,8 @@ from .recording import (
     told_servers,
     unknown_server,
 )
+from .rebuild import rebuilt
 from .scrapes import LARGEST_ANSWER_BYTES, Scrape, is_answer, scrapes_of
-from .strict_yaml import InputError
-from .timeline import Timeline
 from .told import NEVER_STARTED, Series, Told, sum_of
 
 SCHEMA = 1

@@ -1,0 +1,1 @@
+"""The `parse` subcommand: whole log files, read once and told."""

@@ -1,0 +1,1 @@
+"""Recordings: what the sources read, written down, and judged again."""
