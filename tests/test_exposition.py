@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.process_collector import ProcessCollector
 
 from stallwatch import signals
 from stallwatch.derived import SIGNALS
@@ -316,6 +318,34 @@ def test_our_own_process_is_shown_under_the_client_librarys_names(report: Report
 
     assert samples[("process_resident_memory_bytes", ())] > 1_000_000
     assert ("process_cpu_seconds_total", ()) in samples
+
+
+def test_of_our_own_process_it_is_said_what_the_client_library_says() -> None:
+    theirs = {s.name: s.value for m in ProcessCollector(registry=None).collect() for s in m.samples}
+    texts = {s.name: (m.type, m.documentation) for m in ProcessCollector(registry=None).collect() for s in m.samples}
+    ours = {metric.name: metric for metric in own_process()}
+
+    assert {name: (metric.kind, metric.help) for name, metric in ours.items()} == texts
+    assert ours["process_max_fds"].value == theirs["process_max_fds"]
+    assert ours["process_start_time_seconds"].value == pytest.approx(theirs["process_start_time_seconds"], abs=2.0)
+    for name in ("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_cpu_seconds_total"):
+        assert ours[name].value == pytest.approx(theirs[name], rel=0.2)
+
+
+def test_our_open_descriptors_are_counted_also_where_the_folder_has_no_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_fds() -> float:
+        return next(metric.value for metric in own_process() if metric.name == "process_open_fds")
+
+    before = open_fds()
+    with open("/dev/null") as _:
+        assert open_fds() == before + 1
+        real = os.stat
+        empty = os.stat_result((0o40500, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+        monkeypatch.setattr(os, "stat", lambda path, **more: empty if path == "/proc/self/fd" else real(path, **more))
+        assert before + 1 <= open_fds() <= before + 2  # listing it opens one
+    monkeypatch.undo()
+
+    assert open_fds() == before
 
 
 def test_nothing_has_a_created_series(report: Report) -> None:

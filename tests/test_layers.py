@@ -180,7 +180,7 @@ OUTSIDE: Mapping[str, str] = {
     "ahocorasick_rs": "sources.logs.search",
     "bcrypt": "web.passwords",
     "h11": "web.*",
-    "prometheus_client": "exposition sources.endpoints",
+    "prometheus_client": "sources.endpoints",
     "pynvml": "sources.gpus.nvml",
     "watchdog": "sources.logs.tail",
     "yaml": "strict_yaml",
