@@ -88,7 +88,7 @@ class Recorder(Program):
         """What is said of each server when the recording is replayed."""
         begun = next(self.lines())["begun_timestamp_seconds"]
         answer = subprocess.run(
-            [COMMAND, "replay", "--format", "json", str(self.out)], capture_output=True, timeout=120.0, check=False
+            [COMMAND, "replay", "--format", "json", str(self.out)], capture_output=True, timeout=300.0, check=False
         )
         assert answer.returncode in (0, 1), answer.stderr
         return {

@@ -231,7 +231,7 @@ def assert_judged_again_as_it_was(kept: str, folder: Path, server: str) -> None:
     night.write_text(kept)
     config.write_text(CONFIG)
     command = [COMMAND, "replay", "--format", "json", "--config.file", str(config), str(night)]
-    answer = subprocess.run(command, capture_output=True, timeout=60.0)
+    answer = subprocess.run(command, capture_output=True, timeout=300.0)
     (recording,) = json.loads(answer.stdout)["recordings"]
     (judged,) = (each for each in recording["servers"] if each["server"] == server)
     alarms = [change for change in judged["changes"] if change["state"] in ("stalled", "failed")]
