@@ -79,7 +79,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.logs.hits": "sources.logs.counters sources.logs.lines sources.logs.times",
     "sources.logs.followed": "model sources.logs.counters sources.logs.decode sources.logs.earlier sources.logs.journal"
     " sources.logs.lines sources.logs.tail",
-    "sources.logs.of_server": "model sources.logs.counters sources.logs.followed sources.logs.places",
+    "sources.logs.of_server": "model sources.logs.counters sources.logs.followed sources.logs.places sources.logs.tail",
     "sources.logs.past": "model sources sources.logs.counters sources.logs.earlier sources.logs.followed"
     " sources.logs.guard sources.logs.journal sources.logs.of_server sources.logs.tail",
     "sources.logs.collector": "model signals frameworks sources sources.logs.*",

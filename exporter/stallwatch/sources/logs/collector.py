@@ -36,7 +36,7 @@ from .journal import PLACE as JOURNAL
 from .journal import JournalTail
 from .lines import Hit, LogScanner
 from .mounts import Mounts
-from .of_server import ServerLogs
+from .of_server import Calm, ServerLogs
 from .past import Past
 from .places import LogPlaces
 from .tail import FolderWatch, LogTail
@@ -127,23 +127,26 @@ class Logs:
         logs = self._servers.get(server.name) or self._begin(server)
         logs.server, logs.absent_turns = server, 0
         yield from self._arrange(logs, server, now.monotonic)
-        for log in logs.logs.values():
+        due = [log for log in logs.logs.values() if not log.rests() or news]
+        if not due and logs.calm is not None:
+            yield from logs.calm.readings
+            return
+        if due:
+            logs.stir()
+        for log in due:
             if ready:
                 log.be_ready()
             self.past.open(logs, log)
-            if log.rests() and not news:
-                yield from log.last_readings
-                continue
-            logs.last_counts = ()
             yield from self._read_log(log, server.name, now)
             log.rest(ready)
             log.last_readings = tuple(self._log_readings(log, server.name, logs.before.get(log.place.name, NOTHING)))
-            yield from log.last_readings
-        if any(log.catching_up for log in logs.logs.values()):
+        of_logs = [reading for log in logs.logs.values() for reading in log.last_readings]
+        yield from of_logs
+        if any(log.catching_up for log in due):
             return  # a part of the history now would be a step later
-        if not logs.last_counts:
-            logs.last_counts = tuple(_counts(logs, server.name, self._events.get(server.framework, EVENTS)))
-        yield from logs.last_counts
+        counts = tuple(_counts(logs, server.name, self._events.get(server.framework, EVENTS)))
+        yield from counts
+        logs.calm = Calm((*of_logs, *counts))
 
     def _begin(self, server: Server) -> ServerLogs:
         logs = ServerLogs(server, server.root, LogPlaces(self._limits.logs, self._far))
@@ -153,15 +156,22 @@ class Logs:
 
     def _arrange(self, logs: ServerLogs, server: Server, at: float) -> Iterator[Reading]:
         """Open and close logs so that they are those of the server's places, each file once."""
-        logs.wanted = tuple(map(self._rooted, server.logs))
-        places = _distinct(logs.places.files(logs.wanted, at))
-        restarted = logs.root != server.root
+        if logs.named is not server.logs:
+            logs.named, logs.wanted = server.logs, tuple(map(self._rooted, server.logs))
+        found, restarted = logs.places.files(logs.wanted, at), logs.root != server.root
+        if found is logs.arranged and not restarted and not logs.places.given_up:
+            return
+        logs.arranged = None
+        places = _distinct(found)
+        if restarted:
+            logs.stir()
         logs.root = server.root
         for name in list(logs.logs):
             place, identity = places.get(name), logs.logs[name].tail.identity
             if place is None or place.reason or (restarted and place.inode and identity != (place.device, place.inode)):
                 logs.drop(name)
             elif (place.path, place.owner) != (logs.logs[name].place.path, logs.logs[name].place.owner):
+                logs.stir()
                 logs.logs[name].move(place)
         for name in logs.places.given_up:
             logs.give_up(name)
@@ -175,8 +185,11 @@ class Logs:
                 yield LOG_BYTES.missing(place.reason or "error", server.name, name)
                 continue
             log = logs.logs[name] = self._log(logs, place, server)
+            logs.stir()
             self.past.claim(logs, log)
             room -= 1
+        if all(place.reason == "absent" or name in logs.logs for name, place in places.items()):
+            logs.arranged = found
 
     def _log(self, logs: ServerLogs, place: LogPlace, server: Server) -> FollowedLog:
         framework, writer = self._framework(server.framework), _RAYS_WORKER.fullmatch(place.name)
@@ -206,6 +219,7 @@ class Logs:
     def _last_words(self, name: str, now: Moment) -> Iterator[Observation]:
         logs = self._servers[name]
         logs.absent_turns += 1
+        logs.stir()
         for log in logs.logs.values():
             yield from self._read_log(log, name, now)
             log.rest(False)  # should the server come again, its log is read
@@ -266,13 +280,23 @@ class Logs:
 
     def _look_out(self) -> None:
         """Come again soon when there is a backlog; watch the folders of the logs that have a path of their own."""
-        followed = [log for logs in self._servers.values() for log in logs.logs.values()]
-        behind = any(log.is_behind for log in followed)
+        behind, folders = False, set[str]()
+        for logs in self._servers.values():
+            if logs.calm is None:
+                behind = behind or any(log.is_behind for log in logs.logs.values())
+                folders |= self._folders(logs)
+                continue
+            if logs.calm.folders is None:
+                logs.calm.folders = self._folders(logs)
+                behind = behind or any(log.is_behind for log in logs.logs.values())
+            folders |= logs.calm.folders
         self.again_seconds = CATCH_UP_SECONDS if behind else None
         if self.wake is not None:
-            near = [log.place.path for log in followed if isinstance(log.tail, LogTail) and log.tail.far_mount is None]
-            paths = [path for path in near if not path.startswith(self._proc)]
-            self._watch.watch({os.path.dirname(path) for path in paths})
+            self._watch.watch(folders)
+
+    def _folders(self, logs: ServerLogs) -> set[str]:
+        near = (log for log in logs.logs.values() if isinstance(log.tail, LogTail) and log.tail.far_mount is None)
+        return {os.path.dirname(log.place.path) for log in near if not log.place.path.startswith(self._proc)}
 
 
 def _counts(logs: ServerLogs, server: str, named: Collection[str]) -> Iterator[Reading]:

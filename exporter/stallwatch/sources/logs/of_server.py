@@ -10,10 +10,26 @@ from ...model import LogPlace, LogSums, ProcessId, Reading, Server
 from .counters import Before, total_of
 from .followed import FollowedLog
 from .places import LogPlaces
+from .tail import Identity
+
+Place = tuple[str, Identity, int, str]
+"""One followed log: name, file, bytes of the file that were read, and their mark."""
 
 MOST_CLOSED = 64
 """Closed logs of a server whose own counts are kept, in case their names come again; of older ones the events only.
 A server that writes each start to a log of another name leaves one behind with every start."""
+
+
+@dataclass(slots=True)
+class Calm:
+    """What is told of a server in every turn that goes by without reading a log of it.
+
+    None = not known yet: `folders` of its logs, and `noted` of them for a state: how far they are read, and their sums.
+    """
+
+    readings: tuple[Reading, ...]
+    folders: set[str] | None = None
+    noted: tuple[list[Place], tuple[LogSums, ...]] | None = None
 
 
 @dataclass(slots=True)
@@ -26,18 +42,24 @@ class ServerLogs:
     server: Server
     root: ProcessId
     places: LogPlaces
-    wanted: tuple[LogPlace, ...] = ()  # places and patterns, as configured
+    named: tuple[LogPlace, ...] | None = None  # by discovery: places and patterns
+    wanted: tuple[LogPlace, ...] = ()  # the same, on the machine that is looked at
+    arranged: tuple[LogPlace, ...] | None = None  # the files whose logs are all followed; None = to be arranged
     logs: dict[str, FollowedLog] = field(default_factory=dict)
     before: dict[str, Before] = field(default_factory=dict)  # by place
     given_up: Before = field(default_factory=Before)  # events of places that are no more
     unclaimed: dict[str, LogSums] = field(default_factory=dict)
     absent_turns: int = 0
-    last_counts: tuple[Reading, ...] = ()  # of all logs as they were read last; empty = to be made anew
+    calm: Calm | None = None  # None = a log was read, opened or closed since
     told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn: event or kind -> its own
+
+    def stir(self) -> None:
+        """What was told last does not hold any more."""
+        self.calm = None
 
     def drop(self, name: str) -> None:
         """Close a log; what it counted stays counted."""
-        self.last_counts = ()
+        self.stir()
         log = self.logs.pop(name)
         if log.sums is not None:
             self.unclaimed[log.sums.key] = log.sums
@@ -52,7 +74,7 @@ class ServerLogs:
 
     def give_up(self, name: str) -> None:
         """Nobody will ask for this log again; its events stay counted."""
-        self.last_counts = ()
+        self.stir()
         if (before := self.before.pop(name, None)) is not None:
             self.given_up.events.update(before.events)
             self.given_up.errors.update(before.errors)

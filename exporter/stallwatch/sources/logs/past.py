@@ -14,16 +14,13 @@ from .earlier import Earlier, earlier_files, in_line, is_runtimes, moved_aside, 
 from .followed import FollowedLog
 from .guard import Guards, Questions
 from .journal import JournalTail
-from .of_server import ServerLogs
+from .of_server import Place, ServerLogs
 from .tail import Identity, LogTail, mark_in
 
 MOST_SUMS = 256
 """Logs of a server of which it is kept what was counted of them, closed ones included; of more the events only."""
 KEPT_TURNS = 64
 """Turns of which it is remembered how far the logs were read: more than may wait for the daemon."""
-
-Place = tuple[str, Identity, int, str]
-"""One followed log: name, file, bytes of the file that were read, and their mark."""
 
 
 class Past:
@@ -136,17 +133,26 @@ class Past:
             return
         places, sums = dict[str, list[Place]](), dict[str, tuple[LogSums, ...]]()
         for name, logs in servers.items():
-            for log in logs.logs.values():
-                if (file := log.tail.identity) is None or not log.is_placed:
-                    continue
-                stamp = file, log.tail.offset, log.tail.rotations, log.tail.truncations
-                if log.marked_at != stamp:
-                    log.marked_at = stamp
-                    log.marked = log.tail.offset, log.tail.mark(log.tail.offset, self.seal) or ""
-                places.setdefault(name, []).append((log.place.name, file, *log.marked))
+            noted = (logs.calm.noted if logs.calm is not None else None) or self._noted(logs, self.seal)
+            if logs.calm is not None:
+                logs.calm.noted = noted
+            if noted[0]:
+                places[name] = noted[0]
             if self.key_of is not None:
-                sums[name] = self._sums(logs, self.key_of)
+                sums[name] = noted[1]
         self._places = (*self._places[-KEPT_TURNS:], (now.monotonic, places, sums))
+
+    def _noted(self, logs: ServerLogs, seal: Callable[..., str]) -> tuple[list[Place], tuple[LogSums, ...]]:
+        places = list[Place]()
+        for log in logs.logs.values():
+            if (file := log.tail.identity) is None or not log.is_placed:
+                continue
+            stamp = file, log.tail.offset, log.tail.rotations, log.tail.truncations
+            if log.marked_at != stamp:
+                log.marked_at = stamp
+                log.marked = log.tail.offset, log.tail.mark(log.tail.offset, seal) or ""
+            places.append((log.place.name, file, *log.marked))
+        return places, self._sums(logs, self.key_of) if self.key_of is not None else ()
 
     def _sums(self, logs: ServerLogs, key_of: Callable[..., str]) -> tuple[LogSums, ...]:
         """What was counted of every log of a server; of more than there is room for the events only."""
