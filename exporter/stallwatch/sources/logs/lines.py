@@ -16,7 +16,7 @@ from ...config import Limits
 from ...frameworks import NO_EVENT, Framework, Pattern, Prefix
 from .ranks import Ranks
 from .repeats import Meaning, Repeat, Repeats
-from .search import Steady, lexicon_of, steady_search
+from .search import Steady, lexicon_of, line_count, steady_search
 from .shapes import Shapes
 from .text import groups_of, is_drawn, numbers_of, pieces_of, text_of
 from .times import parse_time
@@ -219,7 +219,7 @@ class LogScanner:
         was_ready, found = self.ready, list[tuple[int, Hit]]()
         used, stretches = self._search(block, was_ready, found, batch)
         part = block if used == len(block) else block[:used]
-        lines = part.count(b"\n")
+        lines = line_count(part)
         self._settle_repeats(part, lines, found)
         if was_ready:
             self._count_bulk(part, found)
@@ -532,8 +532,8 @@ class LogScanner:
     def _count_bulk(self, part: bytes, found: list[tuple[int, Hit]]) -> None:
         """Count the frequent lines of a server that serves; of stats only the last is read."""
         last = -1
-        for literal in self._steady.frequent if self._steady else ():
-            if not (number := part.count(literal)):
+        for literal, count in self._steady.frequent.items() if self._steady else ():
+            if not (number := count(part)):
                 continue
             event = self._lexicon.bulk[literal]
             self.matched += number
