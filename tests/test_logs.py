@@ -19,6 +19,7 @@ from stallwatch.model import (
     Event,
     LogPlace,
     Observation,
+    Process,
     ProcessId,
     RankName,
     Reading,
@@ -321,6 +322,55 @@ def test_the_last_words_of_a_server_that_is_gone_are_still_heard(node: Node) -> 
         node.read(other)
     node.write("[2026-06-02 08:00:20 TP0] Load weight end.\n")
     assert events(node.read(other)) == []
+
+
+def test_the_last_words_are_heard_when_no_process_is_left_that_shows_where_the_server_wrote(node: Node) -> None:
+    """It is still there in the look in which its last process is missing, and nobody has its streams open."""
+    node.read()
+    node.write("[2026-06-02 08:00:10 TP0] Scheduler hit an exception: Traceback\n")
+    node.server = replace(node.server, processes=(), logs=())
+
+    assert [event.event for event in events(node.read())] == ["fatal"]
+
+
+def test_a_log_that_a_living_server_has_left_is_closed(node: Node) -> None:
+    """The twin: its streams lead nowhere now."""
+    node.read()
+    node.write("[2026-06-02 08:00:10 TP0] Scheduler hit an exception: Traceback\n")
+    rank = Process(ProcessId(7, 100), "TP0", 1, "python3", 0)
+    node.server = replace(node.server, processes=(rank,), logs=(LogPlace("stdout", reason="absent"),))
+
+    assert events(node.read()) == []
+    assert node.source.again_seconds is None
+
+
+@pytest.mark.parametrize("reason", ["vanished", "permission", "error", "timeout"])
+def test_a_log_whose_place_cannot_be_looked_at_once_counts_its_lines_once(reason: str, node: Node) -> None:
+    node.read()
+    seen = node.server
+    node.server = replace(seen, logs=(LogPlace("stdout", reason=reason),))
+    node.write("[2026-06-02 08:00:10 TP0] Load weight end.\n")
+    hidden = node.read(), node.read()
+    node.server = seen
+    found = node.read()
+
+    for turn in hidden:
+        assert events(turn) == []
+        assert values(turn, "log_bytes_total") == {("stdout",): reason}
+        assert values(turn, "log_lines_total") == {}
+        assert values(turn, "log_events_total")[("load_begin",)] == 1.0
+    assert [event.event for event in events(found)] == ["load_end"]
+    assert values(found, "log_lines_total") == {("stdout",): 2.0}
+    assert values(found, "log_events_total")[("load_begin",)] == 1.0
+    assert values(node.read(), "log_lines_total") == {("stdout",): 2.0}
+
+
+def test_a_new_start_whose_place_cannot_be_looked_at_has_nothing_of_the_one_before(node: Node) -> None:
+    node.read()
+    node.server = replace(node.server, root=ProcessId(8, 200), logs=(LogPlace("stdout", reason="permission"),))
+    node.write("[2026-06-02 08:00:10 TP0] Load weight end.\n")
+
+    assert events(node.read()) == []
 
 
 def test_a_restart_that_goes_on_in_the_same_file_does_not_read_it_again(node: Node) -> None:

@@ -17,16 +17,21 @@ from typing import Any
 import pytest
 
 from proc_tree import Thread, threads
-from process_node import Node
+from process_node import FRAMEWORKS, Node
 from stallwatch.model import Observation, Reading, Scene, Server
 from stallwatch.sources import Host, Moment
+from stallwatch.sources.logs.collector import Logs
 from stallwatch.sources.sockets import Sockets
 from stallwatch.sources.threads import Threads
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LISTENING = "   0: 00000000:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 77 1 0000 100 0 0 10 0\n"
+LINE = "(EngineCore pid=101) INFO 06-02 08:00:00 [x.py:1] Starting to load model org/m...\n"
+WRITTEN = 1.8e9
 PORT = 8000
 WORKERS = 1
+OF_FAILURES = ("unidentified_processes", "log_read_errors_total")
+"""What counts failures, or what they leave unknown."""
 VANISHED = (errno.ENOENT, errno.ESRCH)
 UNREADABLE = (errno.EMFILE, errno.EACCES, errno.EIO)
 
@@ -76,7 +81,7 @@ class Reads:
 
 
 class Machine:
-    """vLLM with three workers, each with threads; one of them listens.  Looked at by three collectors."""
+    """vLLM with a worker, each with threads; one of them listens and writes a log.  Looked at by four collectors."""
 
     def __init__(self, folder: Path) -> None:
         self.node = Node(folder)
@@ -86,9 +91,13 @@ class Machine:
             self._net(str(pid))
         self._net("self")
         self.node.tree.redirect(100, 5, "socket:[77]")
-        host = Host(self.node.source._host.config, (), self.node.tree.root, folder)
+        host = Host(self.node.source._host.config, FRAMEWORKS, self.node.tree.root, folder)
         self.threads = Threads(host, machine="x86_64")
         self.sockets = Sockets(host, connect=lambda attempts, _: ["ok"] * len(attempts))
+        (folder / "server.log").write_text(3 * LINE)
+        os.utime(folder / "server.log", (WRITTEN, WRITTEN))
+        self.node.tree.redirect(100, 1, folder / "server.log")
+        self.logs = Logs(host)
         self.failed: set[str] = set()
 
     def _net(self, pid: str) -> None:
@@ -110,6 +119,7 @@ class Machine:
         found = [*self.node.items]
         found += self._try("threads", lambda: list(self.threads.read(scene, now)))
         found += self._try("sockets", lambda: list(self.sockets.read(scene, now)))
+        found += self._try("logs", lambda: list(self.logs.read(scene, now)))
         readings = [item for item in found if isinstance(item, Reading)]
         return {(r.signal.name, *r.labels): r.reason if r.value is None else r.value for r in readings}
 
@@ -123,6 +133,7 @@ class Machine:
     def close(self) -> None:
         self.node.source.close()
         self.threads.close()
+        self.logs.close()
 
 
 @pytest.fixture
@@ -133,7 +144,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def constant(found: dict[tuple[str, ...], float | str | None]) -> dict[tuple[str, ...], float | str | None]:
-    return {key: value for key, value in found.items() if key[0] != "unidentified_processes"}
+    return {key: value for key, value in found.items() if key[0] not in OF_FAILURES}
 
 
 def check_no_lie(

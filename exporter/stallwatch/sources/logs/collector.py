@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -127,7 +127,8 @@ class Logs:
         logs = self._servers.get(server.name) or self._begin(server)
         logs.server, logs.absent_turns = server, 0
         yield from self._arrange(logs, server, now.monotonic)
-        due = [log for log in logs.logs.values() if not log.rests() or news]
+        seen = [log for log in logs.logs.values() if not log.is_hidden]
+        due = [log for log in seen if not log.rests() or news]
         if not due and logs.calm is not None:
             yield from logs.calm.readings
             return
@@ -140,7 +141,7 @@ class Logs:
             yield from self._read_log(log, server.name, now)
             log.rest(ready)
             log.last_readings = tuple(self._log_readings(log, server.name, logs.before.get(log.place.name, NOTHING)))
-        of_logs = [reading for log in logs.logs.values() for reading in log.last_readings]
+        of_logs = [reading for log in seen for reading in log.last_readings]
         yield from of_logs
         if any(log.catching_up for log in due):
             return  # a part of the history now would be a step later
@@ -155,7 +156,13 @@ class Logs:
         return logs
 
     def _arrange(self, logs: ServerLogs, server: Server, at: float) -> Iterator[Reading]:
-        """Open and close logs so that they are those of the server's places, each file once."""
+        """Open and close logs so that they are those of the server's places, each file once.
+
+        When no process is left that shows where the server writes, all stay: its last words are still to be read.
+        """
+        if not server.processes and not server.logs:
+            logs.show()
+            return
         if logs.named is not server.logs:
             logs.named, logs.wanted = server.logs, tuple(map(self._rooted, server.logs))
         found, restarted = logs.places.files(logs.wanted, at), logs.root != server.root
@@ -166,18 +173,10 @@ class Logs:
         if restarted:
             logs.stir()
         logs.root = server.root
-        for name in list(logs.logs):
-            place, identity = places.get(name), logs.logs[name].tail.identity
-            if place is None or place.reason or (restarted and place.inode and identity != (place.device, place.inode)):
-                logs.drop(name)
-            elif (place.path, place.owner) != (logs.logs[name].place.path, logs.logs[name].place.owner):
-                logs.stir()
-                logs.logs[name].move(place)
-        for name in logs.places.given_up:
-            logs.give_up(name)
+        _keep(logs, places, restarted)
         room = self._limits.logs - sum(len(other.logs) for other in self._servers.values())
         for name, place in places.items():
-            if place.reason == "absent" or name in logs.logs:
+            if place.reason == "absent" or (name in logs.logs and not place.reason):
                 continue
             if not place.reason and room <= 0:
                 self._refused.add((server.name, name))
@@ -188,7 +187,7 @@ class Logs:
             logs.stir()
             self.past.claim(logs, log)
             room -= 1
-        if all(place.reason == "absent" or name in logs.logs for name, place in places.items()):
+        if all(place.reason == "absent" or (name in logs.logs and not place.reason) for name, place in places.items()):
             logs.arranged = found
 
     def _log(self, logs: ServerLogs, place: LogPlace, server: Server) -> FollowedLog:
@@ -283,12 +282,12 @@ class Logs:
         behind, folders = False, set[str]()
         for logs in self._servers.values():
             if logs.calm is None:
-                behind = behind or any(log.is_behind for log in logs.logs.values())
+                behind = behind or any(log.is_behind for log in logs.logs.values() if not log.is_hidden)
                 folders |= self._folders(logs)
                 continue
             if logs.calm.folders is None:
                 logs.calm.folders = self._folders(logs)
-                behind = behind or any(log.is_behind for log in logs.logs.values())
+                behind = behind or any(log.is_behind for log in logs.logs.values() if not log.is_hidden)
             folders |= logs.calm.folders
         self.again_seconds = CATCH_UP_SECONDS if behind else None
         if self.wake is not None:
@@ -316,6 +315,30 @@ def _again(told: dict[str, Reading], key: str, signal: Signal, value: float, *la
     if reading is None or reading.value != value:
         reading = told[key] = signal.read(value, *labels)
     return reading
+
+
+def _keep(logs: ServerLogs, places: Mapping[str, LogPlace], restarted: bool) -> None:
+    """Of the logs that are followed keep those that are places still.
+
+    One whose place cannot be looked at this time is only hidden: opened anew it would count its lines a second time.
+    """
+    logs.show()
+    for name in list(logs.logs):
+        log, place = logs.logs[name], places.get(name)
+        if place is None or place.reason == "absent" or (restarted and _is_another(place, log.tail.identity)):
+            logs.drop(name)
+        elif place.reason:
+            logs.hide(name)
+        elif (place.path, place.owner) != (log.place.path, log.place.owner):
+            logs.stir()
+            log.move(place)
+    for name in logs.places.given_up:
+        logs.give_up(name)
+
+
+def _is_another(place: LogPlace, followed: tuple[int, int] | None) -> bool:
+    """Whether a place of a new start is not known to be the file that was followed before."""
+    return bool(place.reason) or (place.inode != 0 and followed != (place.device, place.inode))
 
 
 def _distinct(places: tuple[LogPlace, ...]) -> dict[str, LogPlace]:

@@ -55,6 +55,7 @@ class FollowedLog:
         self._truncations = 0
         self._caught_up = False
         self._pending: list[Heard] = []
+        self.is_hidden = False  # its place could not be looked at this turn: it is neither read nor told of
         self.last_readings: tuple[Reading, ...] = ()  # of the turn that read it last
         self._rests = 0  # turns for which it is left alone
         self._rested_at = 0  # bytes read when that was decided last

@@ -57,6 +57,17 @@ class ServerLogs:
         """What was told last does not hold any more."""
         self.calm = None
 
+    def hide(self, name: str) -> None:
+        self.stir()
+        self.logs[name].is_hidden = True
+
+    def show(self) -> None:
+        """None is hidden any more."""
+        for log in self.logs.values():
+            if log.is_hidden:
+                self.stir()
+                log.is_hidden = False
+
     def drop(self, name: str) -> None:
         """Close a log; what it counted stays counted."""
         self.stir()
