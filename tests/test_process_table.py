@@ -341,3 +341,61 @@ def test_children_stand_below_their_parent(node: Node) -> None:
     node.look(0.0)
 
     assert sorted(known.stat.pid for known in node.table.children()[10]) == [11, 12]
+
+
+def below(node: Node) -> dict[int, list[int]]:
+    return {parent: sorted(known.stat.pid for known in found) for parent, found in node.table.children().items()}
+
+
+def test_who_stands_below_whom_is_known_anew_when_one_comes_goes_or_gets_another_parent(node: Node) -> None:
+    node.tree.add(1, "init", ppid=0)
+    node.tree.add(10, "a", ppid=1)
+    node.tree.add(11, "b", ppid=10)
+    node.look(0.0)
+    seen = [below(node)]
+    node.look(1.0)
+    seen.append(below(node))
+    node.tree.add(12, "c", ppid=10)
+    node.look(2.0)
+    seen.append(below(node))
+    node.tree.change(11, "b", ppid=1)
+    node.look(3.0)
+    seen.append(below(node))
+    node.tree.end(12)
+    node.look(4.0)
+
+    assert seen[0] == seen[1] == {0: [1], 1: [10], 10: [11]}
+    assert seen[2] == {0: [1], 1: [10], 10: [11, 12]}
+    assert seen[3] == {0: [1], 1: [10, 11], 10: [12]}
+    assert below(node) == {0: [1], 1: [10, 11]}
+
+
+def test_who_is_not_wanted_is_not_thought_of_again_until_it_is_another(node: Node) -> None:
+    node.tree.add(10, "a", comm="bash")
+    thought_of = list[str]()
+
+    def wanted(known: Known) -> bool:
+        thought_of.append(known.stat.comm)
+        return known.stat.comm == "python3"
+
+    for now in (0.0, YOUNG_SECONDS + 1, YOUNG_SECONDS + 2):  # it is read again for as long as it is young
+        node.look(now, wanted)
+    before = len(thought_of)
+    node.look(YOUNG_SECONDS + 3, wanted)
+    unchanged = len(thought_of)
+    node.tree.change(10, "a", comm="python3")
+    node.look(YOUNG_SECONDS + 3 + FULL_LOOK_SECONDS, wanted)
+
+    assert unchanged == before
+    assert thought_of[-1] == "python3"
+    assert node.command(10) == "a"
+
+
+def test_who_was_not_wanted_is_thought_of_again_when_something_else_is_looked_for(node: Node) -> None:
+    node.tree.add(10, "a", comm="bash")
+    node.look(0.0, lambda known: False)
+    node.look(YOUNG_SECONDS + 1, lambda known: False)
+    node.table.forget_commands()
+    node.look(YOUNG_SECONDS + 2, lambda known: True)
+
+    assert node.reads.asked == [10]

@@ -39,6 +39,7 @@ class Known:
     command_read: float = 0.0
     failures: int = 0  # readings in a row that hung or failed
     clock: int | None = None  # its CPU time just before stat was read
+    unwanted: Stat | None = None  # as which its command line was not asked for
     _read_as: tuple[str, int] = ("", 0)  # comm and stack when the command line was read
 
     @property
@@ -99,6 +100,7 @@ class ProcessTable:
         self._young: set[int] = set()
         self._forks: int | None = None
         self._full_look = float("-inf")
+        self._below: dict[int, list[Known]] | None = None  # None = to be made anew
         self.unread: dict[str, int] = {}  # reason -> command lines that could not be read in the last look
         self.has_asked = False  # a command line was read in the last look, or after it
 
@@ -135,6 +137,7 @@ class ProcessTable:
         pids = set(self._proc.pids())
         for pid in self._known.keys() - pids:
             del self._known[pid]
+            self._below = None
         if full:
             self._kernel_threads.clear()  # a worker thread of the kernel may have left its PID to a process
         for pid in pids - self._known.keys() - self._kernel_threads:
@@ -155,28 +158,39 @@ class ProcessTable:
         clock = self._proc.cpu_clock(pid)
         stat = self._proc.stat(pid)
         if stat is None:
-            self._known.pop(pid, None)
+            if self._known.pop(pid, None) is not None:
+                self._below = None
             return
         if stat.flags & KERNEL_THREAD:
             self._kernel_threads.add(pid)
             return
         known = self._known.get(pid)
         if known is not None and known.id == stat.id:
+            if known.stat.ppid != stat.ppid:
+                self._below = None
             known.stat, known.clock = stat, clock
             return
         owner = self._proc.owner(pid)
         if owner is not None:
             self._known[pid] = Known(stat, now, owner, clock=clock)
+            self._below = None
             self._young.add(pid)
 
     def read_commands(self, wanted: Callable[[Known], bool], now: float) -> None:
         """Read the command lines of the wanted processes that have none yet, or whose comm changed since."""
         self.unread = {}
-        due = [known for known in self._known.values() if wanted(known) and self._is_due(known, now)]
+        due = [known for known in self._known.values() if known.unwanted is not known.stat]
+        due = [known for known in due if self._is_wanted(known, wanted) and self._is_due(known, now)]
         hung = Counter[int]()
         for known in in_turn(due)[:MOST_COMMANDS]:
             if hung[known.user] < MOST_HUNG and hung.total() < MOST_HUNG_OF_ALL:
                 hung[known.user] += self.read_command(known, now) == "timeout"
+
+    @staticmethod
+    def _is_wanted(known: Known, wanted: Callable[[Known], bool]) -> bool:
+        """Most are not, and it is known of them for as long as stat is not read again."""
+        known.unwanted = None if wanted(known) else known.stat
+        return known.unwanted is None
 
     @staticmethod
     def _is_due(known: Known, now: float) -> bool:
@@ -196,7 +210,7 @@ class ProcessTable:
     def forget_commands(self) -> None:
         """Read every command line again: what is looked for has changed."""
         for known in self._known.values():
-            known.command = None
+            known.command = known.unwanted = None
 
     def ancestors(self, known: Known) -> Iterator[Known]:
         """Parents up to the first process, nearest first."""
@@ -209,7 +223,8 @@ class ProcessTable:
 
     def children(self) -> dict[int, list[Known]]:
         """parent PID -> the processes it started (or inherited)."""
-        below: dict[int, list[Known]] = {}
-        for known in self._known.values():
-            below.setdefault(known.stat.ppid, []).append(known)
-        return below
+        if self._below is None:
+            self._below = {}
+            for known in self._known.values():
+                self._below.setdefault(known.stat.ppid, []).append(known)
+        return self._below

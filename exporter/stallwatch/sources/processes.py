@@ -217,7 +217,7 @@ class Processes:
             self._find_configured(configured, taken, now)
         if not self._config.discovery.enabled:
             return
-        found = (known for known in self._table if self._may_discover(known))
+        found = (known for known in self._table if known.command is not None and self._may_discover(known))
         for known in sorted(found, key=_by_start):
             if known.id not in taken:
                 self._find_discovered(known, taken, now)

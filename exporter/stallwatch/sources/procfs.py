@@ -158,6 +158,7 @@ class ProcFs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.is_ours = self._is_our_pid_namespace()
+        self._listed: tuple[list[str], list[int]] = [], []  # names of the last listing, and the PIDs among them
         self.cgroup_roots: Mapping[str, str] = {}
         """Where our cgroup namespace begins in the machine's hierarchies (see cgroup_roots)."""
 
@@ -172,7 +173,10 @@ class ProcFs:
         return os.path.join(self.root, str(pid), *parts)
 
     def pids(self) -> list[int]:
-        return [int(name) for name in os.listdir(self.root) if name.isascii() and name.isdigit()]
+        names = os.listdir(self.root)
+        if names != self._listed[0]:
+            self._listed = names, [int(name) for name in names if name.isascii() and name.isdigit()]
+        return self._listed[1]
 
     @property
     def hides_others(self) -> bool:

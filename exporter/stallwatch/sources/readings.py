@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from .. import signals
 from ..model import LogPlace, Observation, Process, ProcessId, Reading, Server, Signal
@@ -167,8 +168,13 @@ def _logs(streams: StreamPlaces, tracked: Tracked) -> tuple[LogPlace, ...]:
     configured, holder = tracked.configured, tracked.holder
     if configured is not None and configured.logs:
         owner = holder.user if holder is not None else 0
-        return tuple(LogPlace(name, path, owner=owner) for path, name in log_names(configured.logs).items())
+        return _named_places(tuple(configured.logs), owner)
     return _streams(streams, tracked, holder.id) if holder is not None else ()
+
+
+@lru_cache(maxsize=1024)
+def _named_places(paths: tuple[str, ...], owner: int) -> tuple[LogPlace, ...]:
+    return tuple(LogPlace(name, path, owner=owner) for path, name in log_names(paths).items())
 
 
 def log_names(paths: Sequence[str]) -> dict[str, str]:
