@@ -6,8 +6,6 @@ left half written).
 
 from __future__ import annotations
 
-import random
-import signal
 import struct
 import subprocess
 import sys
@@ -19,16 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from stallwatch.state_file import CORRUPT, StateFolder
+from e2e.harness import free_port
 
-from .harness import QUICK_STATE, STALL_AFTER, TICK, Exporter, Scrape, Victim, all_hold, stopped
+from .harness import CONFIG, STALL_AFTER, TICK, Exporter, Scrape, Victim, all_hold, stopped
 
 pytestmark = pytest.mark.faults
 
 SECOND = 10**9
 HOUR = 3600.0
 HERE = Path(__file__).parent
-WRITER_KILLS, EXPORTER_KILLS = 194, 6
+WRITER_KILLS, EXPORTER_KILLS = 200, 200
 
 
 class Clocks:
@@ -162,20 +160,20 @@ def test_a_writer_that_is_killed_leaves_a_whole_state(tmp_path: Path) -> None:
 
 
 def test_an_exporter_that_is_killed_leaves_a_whole_state(folder: Path, victim: Path) -> None:
-    state, chance = folder / "state", random.Random(11)
+    """At 200 random moments of its life, each of which goes on from the state of the one before."""
+    state, config = folder / "state", folder / "stallwatch.yml"
+    config.write_text(CONFIG)
+    serve = ["serve", "--config.file", str(config), "--state.dir", str(state)]
+    serve += ["--web.listen-address", f"127.0.0.1:{free_port()}"]
+    command = [sys.executable, str(HERE / "killed_exporter.py"), str(state), str(EXPORTER_KILLS), "11", *serve]
     with Victim(victim, folder / "server.log") as server:
-        for _ in range(EXPORTER_KILLS):
-            with Exporter(folder, "--state.dir", str(state), command=QUICK_STATE) as exporter:
-                exporter.may_end, exporter.is_checked = True, False
-                time.sleep(chance.uniform(0.0, 1.5))
-                exporter.process.send_signal(signal.SIGKILL)
-                exporter.process.wait(10)
-        assert not (state / CORRUPT).exists()
-        kept = StateFolder(str(state))
-        assert kept.read() is not None
-        kept.close()
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+        assert answer.returncode == 0, answer.stderr[-2000:]
+        read, newer = (int(word) for word in answer.stdout.splitlines()[-1].split())
         with Exporter(folder, "--state.dir", str(state)) as exporter:
             page = exporter.wait_for_server(server.name)
-            assert exporter.said('before="taken up"') >= 1
+            assert exporter.said('before="taken up"') == 1
+    assert read > EXPORTER_KILLS // 2
+    assert newer > EXPORTER_KILLS // 10, "hardly a life came to a write: this shows nothing"
+    assert answer.stderr.count("set aside") == exporter.said("set aside") == 0
     assert page.value("server_starts_total", server=server.name) == 1
-    assert exporter.said("set aside") == 0
