@@ -5,11 +5,13 @@ ARG BASE=python:3.12-slim-bookworm
 # hadolint ignore=DL3006
 FROM ${BASE} AS build
 WORKDIR /src
-COPY pyproject.toml MANIFEST.in README.md CHANGELOG.md LICENSE ./
+COPY pyproject.toml constraints.txt MANIFEST.in README.md CHANGELOG.md LICENSE ./
 COPY exporter exporter
 COPY deploy/docker deploy/docker
 RUN python3 -m venv /opt/stallwatch \
-    && /opt/stallwatch/bin/python -m pip install --no-cache-dir --disable-pip-version-check . \
+    && /opt/stallwatch/bin/python -m pip install --no-cache-dir --disable-pip-version-check \
+        --require-hashes --requirement constraints.txt \
+    && /opt/stallwatch/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps . \
     && /opt/stallwatch/bin/python -m pip uninstall --yes --disable-pip-version-check pip setuptools \
     && /opt/stallwatch/bin/python deploy/docker/collect.py /image
 

@@ -42,3 +42,12 @@ def test_every_dependency_is_reasoned_for() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
 
     assert [one.name for one in needed() if f"| `{one.name}` |" not in text] == []
+
+
+def test_the_image_is_made_of_the_pinned_files_and_of_ours() -> None:
+    """And not of what an index has that day."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = [" ".join(words.split()) for words in re.findall(r"-m pip install ([^&\n]*)", text)]
+    usual = "--no-cache-dir --disable-pip-version-check"
+
+    assert installs == [f"{usual} --require-hashes --requirement constraints.txt", f"{usual} --no-deps ."]

@@ -72,7 +72,7 @@ def build(on: str, folder: Path) -> str:
 def _digest(on: str) -> str:
     """Of the base's name and of everything that is sent to whoever builds the image."""
     found = hashlib.sha256(on.encode())
-    for name in ("Dockerfile", ".dockerignore", "deploy/docker", *BUILT_FROM):
+    for name in ("Dockerfile", ".dockerignore", "constraints.txt", "deploy/docker", *BUILT_FROM):
         for path in sorted([ROOT / name, *(ROOT / name).rglob("*")]):
             if path.is_file() and path.suffix != ".pyc" and "egg-info" not in str(path):
                 found.update(f"{path.relative_to(ROOT)} {path.stat().st_size} ".encode() + path.read_bytes())
