@@ -143,6 +143,38 @@ def test_the_filter_of_system_calls_that_compose_names_is_there() -> None:
     assert not allowed & TO_ACT
 
 
+@pytest.mark.parametrize("others", [(), ("compose.gpu.yaml",)])
+def test_compose_accepts_it(tmp_path: Path, others: tuple[str, ...]) -> None:
+    texts = [(ROOT / "deploy" / name).read_text() for name in ("compose.yaml", *others)]
+
+    done = composed(tmp_path, *texts)
+
+    assert done.returncode == 0, done.stderr
+    exporter = yaml.safe_load(done.stdout)["services"]["stallwatch"]
+    assert ("SYSLOG" in exporter["cap_add"]) == bool(others)
+
+
+def test_compose_would_see_a_word_that_is_none(tmp_path: Path) -> None:
+    done = composed(tmp_path, (ROOT / "deploy/compose.yaml").read_text().replace("cap_drop:", "cap_dropped:"))
+
+    assert done.returncode != 0
+    assert "cap_dropped" in done.stderr
+
+
+def composed(folder: Path, *texts: str) -> subprocess.CompletedProcess[str]:
+    """What Compose makes of these files, in the folder where they lie.  Debian's release does not know `name` yet."""
+    if shutil.which("docker-compose") is None:
+        pytest.skip("docker-compose is not installed")
+    words = ["docker-compose", "--project-directory", "."]
+    for number, text in enumerate(texts):
+        file = folder / f"{number}.yaml"
+        file.write_text(re.sub(r"^name: .*\n", "", text, flags=re.MULTILINE))
+        words += ["--file", str(file)]
+    return subprocess.run(
+        [*words, "config"], cwd=ROOT / "deploy", capture_output=True, text=True, check=False, timeout=60
+    )
+
+
 def test_every_named_volume_is_declared() -> None:
     used = {v.split(":")[0] for s in compose().values() for v in s["volumes"] if isinstance(v, str) and v[0] != "."}
 
