@@ -50,6 +50,7 @@ from stallwatch.web import Published, serve_http
 from stallwatch.web.app import App
 from stallwatch.web.log_facts import log_facts
 from stallwatch.web.page import Beside, html
+from test_endpoints import Peer, answer, look, scene_of, source, values
 
 FRAMEWORKS = load_frameworks()
 WINDOW = 8
@@ -743,6 +744,29 @@ def test_no_secret_leaves(outlet: str, life: Life) -> None:
 
     assert any(told.values())
     assert_clean({name: said.replace(prefix, "") for name, said in told.items()})
+
+
+def page_of_secrets() -> bytes:
+    """A server's own metrics, with every secret as a label, in a comment, in a name and where a number belongs."""
+    lines = ['vllm:num_requests_running{model_name="m"} 3']
+    for name, secret in SECRETS.items():
+        label = secret.replace("\\", "\\\\").replace('"', '\\"')
+        lines += [f"# HELP vllm:{name} {secret}", f"# {secret}", f"vllm:{core(name)} 1"]
+        lines += [f'vllm:num_requests_waiting{{model_name="{label}",{name}="{label}"}} 1', f"vllm:other {secret}"]
+    return "\n".join([*lines, ""]).encode()
+
+
+def test_the_metrics_of_a_server_leave_numbers_only(caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer(lambda sock, _: sock.sendall(answer(200, page_of_secrets(), f"X-Model: {SECRETS['openai']}")))
+    caplog.set_level(logging.DEBUG)
+    try:
+        seen = look(source(), scene_of({"vllm-8000": peer}))
+    finally:
+        peer.close()
+
+    found = values(seen)
+    assert (found["server_requests_running",], found["server_requests_waiting",]) == (3.0, float(len(SECRETS)))
+    assert_clean({"readings": repr(seen), "log": caplog.text})
 
 
 # --- what we are given ---------------------------------------------------------------------------------------
