@@ -6,9 +6,11 @@ import errno
 import json
 import logging
 import os
+import shutil
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -450,6 +452,142 @@ def test_writes_that_fail_are_said_once_and_again_when_they_work(place: Path, ca
 
     assert [record.getMessage() for record in caplog.records] == ["state cannot be written", "state is written again"]
     disk.close()
+
+
+def _removed(place: Path) -> None:
+    shutil.rmtree(place)
+
+
+def _removed_and_made_again(place: Path) -> None:
+    shutil.rmtree(place)
+    place.mkdir(0o700)
+
+
+def _moved_aside(place: Path) -> None:
+    """What was there stays open, and has names all the same."""
+    place.rename(place.with_name("aside"))
+    place.mkdir(0o700)
+
+
+def _replaced_by_anothers(place: Path) -> None:
+    shutil.rmtree(place)
+    written(place)  # with a key that is not ours
+
+
+def _emptied(place: Path) -> None:
+    for file in place.iterdir():
+        file.unlink()
+
+
+def _without_lock(place: Path) -> None:
+    (place / LOCK).unlink()
+
+
+def _without_key(place: Path) -> None:
+    (place / KEY).unlink()
+
+
+@pytest.mark.parametrize(
+    "remove",
+    [
+        _removed,
+        _removed_and_made_again,
+        _moved_aside,
+        _replaced_by_anothers,
+        _emptied,
+        _without_lock,
+        _without_key,
+    ],
+)
+def test_what_is_removed_while_we_run_is_made_again_also_when_nothing_changed(
+    remove: Callable[[Path], None], place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = StateFolder(str(place))
+    sealed, writer = folder.seal("x"), StateWriter(folder)
+    writer._write(DOCUMENT)
+    remove(place)
+    caplog.clear()
+    writer.start()
+    writer.offer(dict(DOCUMENT))
+    with pytest.MonkeyPatch.context() as hurry:
+        hurry.setattr(state_file, "LOCK_SECONDS", 0.0)
+        wait_for(lambda: (place / LOCK).exists() and (place / STATE).exists() and bool(caplog.records))
+        with pytest.raises(StateError, match="another stallwatch uses it"):
+            StateFolder(str(place))
+    assert writer.close(SOON)
+    after = StateFolder(str(place))
+
+    assert after.read() == DOCUMENT
+    assert after.seal("x") == sealed
+    assert [record.getMessage() for record in caplog.records] == [
+        "state folder was removed or replaced: the state is written anew"
+    ]
+    after.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Of another thread."""
+    until = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_what_nobody_removed_is_not_made_again(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The silent twin: also where the path is a link, and where another folder beside it comes and goes."""
+    place.mkdir()
+    link = place.with_name("link")
+    link.symlink_to(place)
+    folder = StateFolder(str(link))
+    writer = StateWriter(folder)
+    for number in range(3):
+        (place / f"{number}").mkdir()
+        writer._write({**DOCUMENT, "boot": str(number)})
+
+    assert not folder.renew()
+    assert not caplog.records
+    folder.close()
+
+
+def test_a_folder_that_cannot_be_made_again_is_said_once_and_taken_when_it_is_there(
+    place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else is in its place, then another process has it, then it goes."""
+    monkeypatch.setattr(state_file, "LOCK_SECONDS", 0.0)
+    caplog.set_level(logging.INFO)
+    folder = StateFolder(str(place))
+    writer = StateWriter(folder)
+    shutil.rmtree(place)
+    place.write_text("a file")
+    writer._write(DOCUMENT)
+    place.unlink()
+    other = StateFolder(str(place))
+    writer._write(DOCUMENT)
+    other.close()
+    writer._write(DOCUMENT)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "state cannot be written",
+        "state folder was removed or replaced: the state is written anew",
+        "state is written again",
+    ]
+    folder.leave()
+    folder.close()
+
+
+def test_folders_that_are_removed_again_and_again_leave_nothing_open(place: Path) -> None:
+    folder = StateFolder(str(place))
+    writer = StateWriter(folder)
+    writer._write(DOCUMENT)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        shutil.rmtree(place)
+        writer._write(DOCUMENT)
+
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    folder.leave()
+    assert len(os.listdir("/proc/self/fd")) == before
+    folder.close()
 
 
 def test_it_is_due_every_so_often_and_at_once_for_a_new_page() -> None:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +49,81 @@ class StateError(Exception):
     """The folder cannot be used; the text says why."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An open folder and the lock that makes it ours: descriptors, and which file is locked."""
+
+    folder: int
+    lock: int
+    lock_name: str
+    identity: tuple[int, int]
+
+    def is_at(self, path: str) -> bool:
+        """Whether the path still leads there, and others would find our lock; what cannot be told counts as that."""
+        try:
+            there = os.stat(path)
+            lock = os.stat(self.lock_name, dir_fd=self.folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return os.path.samestat(there, os.fstat(self.folder)) and (lock.st_dev, lock.st_ino) == self.identity
+
+    def close(self) -> None:
+        os.close(self.lock)
+        os.close(self.folder)
+
+
 class StateFolder:
     """An open, locked state folder.  StateError when it cannot be used, OSError when the disk says so."""
 
     def __init__(self, path: str) -> None:
         self._is_cut = False
-        self._folder = _open_folder(path)
+        self._path = path
+        self._held = self._at_first = _take(path)
+        self._is_keyed = True
         try:
-            self._lock = _locked(self._folder)
             self._key = self._read_key() or self._make_key()
         except BaseException:
-            os.close(self._folder)
+            self.close()
             raise
+
+    @property
+    def _folder(self) -> int:
+        return self._held.folder
 
     def keep_apart(self) -> None:
         """In a thread that only writes: what it has open when the disk hangs hinders no child (see descriptors)."""
         keep_apart(self._folder)
 
     def close(self) -> None:
-        os.close(self._lock)
-        os.close(self._folder)
+        """Close what was opened at first, and so give it free; `leave` comes before."""
+        self._at_first.close()
+
+    # --- what is removed while we run --------------------------------------------------------------------------
+
+    def renew(self) -> bool:
+        """Take what is at the path by now, made anew if need be; False when all that we hold is in its place.
+
+        Called by the thread that writes, which has files of its own: what was opened at first is its owner's to close.
+        The key stays ours, for what is remembered was sealed with it; what another one sealed there will be replaced.
+        StateError and OSError as at first.
+        """
+        if not self._held.is_at(self._path):
+            taken = _take(self._path)
+            self.leave()
+            self._held, self._is_keyed = taken, False
+        elif self._is_keyed and _is_there(KEY, self._folder):
+            return False
+        self._replace(KEY, self._key)
+        self._is_keyed = True
+        return True
+
+    def leave(self) -> None:
+        """Close what was taken by `renew`."""
+        if self._held is not self._at_first:
+            held, self._held = self._held, self._at_first
+            held.close()
 
     def seal(self, *parts: str | int | bytes) -> str:
         """Keyed hash of words and numbers; without the key nothing can be learned from it, not even by guessing."""
@@ -179,16 +235,37 @@ def _open_folder(path: str) -> int:
     return folder
 
 
-def _lockable(folder: int) -> int:
+def _is_there(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _take(path: str) -> _Held:
+    """The folder, opened and locked; StateError and OSError when it cannot be."""
+    folder = _open_folder(path)
+    try:
+        name = "." if is_on_fuse(folder) else LOCK
+        lock = _locked(folder, name)
+    except BaseException:
+        os.close(folder)
+        raise
+    status = os.fstat(lock)
+    return _Held(folder, lock, name, (status.st_dev, status.st_ino))
+
+
+def _lockable(folder: int, name: str) -> int:
     """What the lock is held on: a file, but on FUSE, where none may be kept open (see descriptors), the folder."""
-    if is_on_fuse(folder):
+    if name == ".":
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    return os.open(LOCK, os.O_RDWR | os.O_CREAT | _OPEN, 0o600, dir_fd=folder)
+    return os.open(name, os.O_RDWR | os.O_CREAT | _OPEN, 0o600, dir_fd=folder)
 
 
-def _locked(folder: int) -> int:
+def _locked(folder: int, name: str) -> int:
     """The lock, held until it is closed: two that write one state would each undo what the other knew."""
-    lock = _lockable(folder)
+    lock = _lockable(folder, name)
     until = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -294,16 +371,22 @@ class StateWriter:
                     self._changed.wait()
                 state, self._waiting = self._waiting, None
             if state is None:
+                self._folder.leave()
                 return
-            if state != self._written:
-                self._write(state)
+            self._write(state)
 
     def _write(self, state: Mapping[str, Any]) -> None:
+        """Write it, unless it stands there already; into a new folder, if need be (StateFolder.renew)."""
         try:
-            self._folder.write(state)
-        except OSError as error:
+            if self._folder.renew():
+                self._written = None
+                log.warning("state folder was removed or replaced: the state is written anew")
+            if state != self._written:
+                self._folder.write(state)
+        except (OSError, StateError) as error:
+            problem = str(error) if isinstance(error, StateError) else error.strerror
             if not self._failing:
-                log.warning("state cannot be written", extra={"problem": error.strerror or type(error).__name__})
+                log.warning("state cannot be written", extra={"problem": problem or type(error).__name__})
             self._failing = True
             return
         self._written = state
