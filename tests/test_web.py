@@ -36,7 +36,7 @@ from stallwatch.web.addresses import listen, split_address
 from stallwatch.web.app import wants_openmetrics
 from stallwatch.web.assets import STYLE
 from stallwatch.web.changes import MOST_CHANGES, Change, Changes
-from stallwatch.web.connections import Clients
+from stallwatch.web.connections import Clients, takes_at_once
 from stallwatch.web.log_facts import log_facts
 from stallwatch.web.page import FRAME, LONGEST, Beside, html
 from stallwatch.web.server import LoopErrors
@@ -50,6 +50,8 @@ PROMETHEUS_ACCEPT = (
 )
 
 Serve = Callable[..., HttpServer]
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
 
 
 class Clock:
@@ -748,6 +750,19 @@ def test_a_connection_serves_many_requests_also_sent_ahead(serve: Serve) -> None
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20_000, 431),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"z" * 70_000, 413),
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n", 417),
+        (CHUNKED + b"Content-Length: 5\r\n\r\n0\r\n\r\n", 400),  # where it ends is told in two ways
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n" + b"Content-Length: 6\r\n\r\nabcdef", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +5\r\n\r\nabcde", 400),
+        (CHUNKED.replace(b"1.1", b"1.0") + b"\r\n0\r\n\r\n", 400),  # who speaks 1.0 does not know of chunks
+        (CHUNKED.replace(b"chunked", b"gzip, chunked") + b"\r\n0\r\n\r\n", 501),
+        (CHUNKED + b"\r\n5\r\nabcdefgh\r\n0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: a\0b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\rX: y\r\n\r\n", 400),  # a bare CR
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX : y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n X: y\r\nHost: x\r\n\r\n", 400),  # goes on from no header
+        (b"GET /metrics\r\n\r\n", 400),  # HTTP/0.9
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     ],
 )
 def test_what_is_no_fair_request_is_refused_and_closed(serve: Serve, sent: bytes, status: int) -> None:
@@ -760,6 +775,31 @@ def test_what_is_no_fair_request_is_refused_and_closed(serve: Serve, sent: bytes
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     assert b"Connection: close" in answer
     assert ask(running)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /metrics HTTP/1.0\r\n\r\n",
+        b"GET http://other:1/metrics?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3, 3\r\n\r\nabc",
+        CHUNKED.replace(b"POST /", b"GET /metrics") + b"Connection: close\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        b"GET /metrics HTTP/1.1\nHost: x\nConnection: close\n\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: y\r\n z\r\n\r\n",
+    ],
+    ids=["1.0", "as to a proxy", "body of GET", "one length twice", "chunks", "bare LF", "a header on two lines"],
+)
+def test_what_is_unusual_and_can_be_read_in_one_way_only_is_answered_once(serve: Serve, sent: bytes) -> None:
+    """The silent twin."""
+    with connect(serve()) as client:
+        client.sendall(sent)
+
+        answer = until_closed(client)
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"\nstallwatch_servers{" in answer
 
 
 def test_a_header_of_10_megabytes_is_not_kept(serve: Serve) -> None:
@@ -872,7 +912,43 @@ def test_more_requests_in_flight_than_allowed_are_refused(serve: Serve, report: 
 
         assert (status, body) == (503, b"more than 1 requests in flight\n")
         assert ask(running, "/-/healthy")[0] == 200
+        assert ask(running, "/nothing")[0] == 404, "what the kernel takes at once is never in flight"
     assert ask(running, "/-/healthy")[0] == 200
+
+
+def test_an_answer_that_is_taken_at_once_is_given_however_many_are_in_flight(
+    serve: Serve, report: Report, clock: Clock
+) -> None:
+    """Here since it is small when it is packed."""
+    big = Published(TICK, clock)
+    big.publish(replace(report, readings=tuple(LEVEL.read(1.0, f"{n:0100}") for n in range(60_000))))
+    running = serve(big, max_requests=1, deadlines=Deadlines(untaken=60.0))
+    with connect(running) as lazy:
+        lazy.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert lazy.recv(1) == b"H"
+
+        packed = ask(running, "/metrics", Accept_Encoding="gzip")
+
+        assert packed[0] == 200
+        assert gzip.decompress(packed[2]).count(b"\nstallwatch_test_level{") == 60_000
+        assert ask(running)[0] == 503
+
+
+def test_what_is_taken_at_once_is_half_of_a_buffer_less_what_lies_there() -> None:
+    listening = listen("127.0.0.1:0")
+    ours, theirs = socket.create_connection(listening.getsockname()), listening.accept()[0]
+    half = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+
+    assert takes_at_once(ours, half - 4096)
+    assert not takes_at_once(ours, half)
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(b"x" * 65536)
+    assert not takes_at_once(ours, 1)
+    assert not takes_at_once(None, 1)
+    for each in (ours, theirs, listening):
+        each.close()
 
 
 def test_of_requests_that_were_sent_ahead_one_is_answered_between_two_looks_at_all_clients() -> None:

@@ -6,7 +6,8 @@ import errno
 import re
 import socket
 
-BACKLOG = 256
+BACKLOG = 1024
+"""Clients that wait in the kernel: one that finds it full asks again after a second, an honest one too."""
 
 
 class ListenError(Exception):

@@ -3,22 +3,26 @@
 A connection is in one of two states, and each has its deadline (Deadlines): it waits for a request, or it is
 being answered, until the client has taken the whole answer.  When `most` are open, the one that has waited
 longest is closed for a new one, so that clients who never finish a request keep no honest one out.  When too
-many answers are in flight, the one that has lain untaken for longest is given up for the next request, so that
-clients who never take an answer keep no honest one out either.
+many answers are in flight, one that the kernel takes at once is given all the same, for it never is; for another the
+one that has lain untaken for longest is given up.  So clients who never take an answer keep no honest one out either.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import re
+import socket
+import struct
+import termios
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
 import h11
@@ -28,6 +32,7 @@ from .passwords import Doubt, Gate, Settled
 
 _MAX_HEAD_BYTES = 16 << 10
 _MAX_BODY_BYTES = 64 << 10
+_MOST_ANSWER_HEAD_BYTES = 2 << 10
 
 ALWAYS_ANSWERED = frozenset({"/-/healthy", "/-/ready", "/-/reload"})
 """Paths that are answered even when too many requests are in flight."""
@@ -63,6 +68,7 @@ class Wire(Protocol):
     def close(self) -> None: ...
     def abort(self) -> None: ...
     def is_closing(self) -> bool: ...
+    def get_extra_info(self, name: str) -> Any: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
@@ -130,15 +136,21 @@ class Clients:
         """Its whole answer is written, and not yet taken."""
         self._untaken[connection] = self.loop.time()
 
-    def answer(self, request: Request) -> Response | Slow | Doubt:
-        """The app's answer, 503 if `request` is one more than may be in flight, 401, or a password to check.
+    def answer(self, request: Request, takes: Callable[[int], bool]) -> Response | Slow | Doubt:
+        """The app's answer, 503 if it is one more than may be in flight, 401, or a password to check.
 
-        Those whose password is being checked are not in flight: guesses must not use up what honest clients need.
+        `takes`: whether the client's connection takes so many bytes at once; then they are not in flight.  Nor are
+        those whose password is being checked: guesses must not use up what honest clients need.
         """
-        if request.path not in ALWAYS_ANSWERED and self._is_crowded() and not self._give_up_slowest():
-            return plain(503, f"more than {self._max_requests} requests in flight")
         judged = self._gate.judge(request)
-        return self._app.answer(request) if judged is None else judged
+        answer = self._app.answer(request) if judged is None else judged
+        if request.path in ALWAYS_ANSWERED or not self._is_crowded():
+            return answer
+        if isinstance(answer, Response) and takes(len(answer.body)):
+            return answer
+        if self._give_up_slowest():
+            return answer
+        return plain(503, f"more than {self._max_requests} requests in flight")
 
     def _is_crowded(self) -> bool:
         return 0 < self._max_requests < len(self._answering) - self._gate.waiting
@@ -273,6 +285,9 @@ class Connection(asyncio.Protocol):
         """A part of a request; False if the connection ends with it."""
         if isinstance(event, h11.Request):
             self._request, self._body_bytes = _request(event), 0
+            if refusal := _refusal(event):
+                self._refuse(refusal)
+                return False
         elif isinstance(event, h11.Data):
             self._body_bytes += len(event.data)
         if isinstance(event, h11.ConnectionClosed):
@@ -293,7 +308,7 @@ class Connection(asyncio.Protocol):
         """A bug in making the answer is not caught here: the client gets 500, asyncio logs it."""
         answer: Response | Slow | Doubt = INTERNAL_ERROR
         try:
-            answer = self._clients.answer(self._request)
+            answer = self._clients.answer(self._request, self._takes)
         finally:
             if isinstance(answer, Response):
                 self._send(answer)
@@ -301,6 +316,10 @@ class Connection(asyncio.Protocol):
                 self._clients.settle(answer, self._settled)
             else:
                 self._clients.run_slow(answer, self._send)
+
+    def _takes(self, size: int) -> bool:
+        wire = None if self._undrained else self._transport
+        return wire is not None and takes_at_once(wire.get_extra_info("socket"), size)
 
     def _settled(self, refusal: Response | None) -> None:
         """The password was checked; a right one is known now, so that the question is asked once more."""
@@ -365,6 +384,28 @@ class Connection(asyncio.Protocol):
             self._clients.loop.call_soon(self._advance)
         else:
             self._clients.in_turn(self._advance)
+
+
+def _refusal(event: h11.Request) -> Response | None:
+    """What h11 understands, and others may understand in another way (RFC 9112, 2.3 and 6.1)."""
+    if not event.http_version.startswith(b"1."):
+        return plain(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
+    names = {name for name, _ in event.headers}
+    if b"transfer-encoding" in names and (b"content-length" in names or event.http_version == b"1.0"):
+        return plain(400, "where the request ends can be read in two ways")
+    return None
+
+
+def takes_at_once(client: socket.socket | None, size: int) -> bool:
+    """Whether the kernel surely keeps so many bytes for a client, beside what it has not sent yet.
+
+    Half of what the buffer is said to hold: the rest is what the kernel reckons for keeping it.
+    """
+    if client is None:
+        return False
+    room = client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+    (unsent,) = struct.unpack("i", fcntl.ioctl(client.fileno(), termios.TIOCOUTQ, b"\0" * 4))
+    return bool(unsent + size + _MOST_ANSWER_HEAD_BYTES <= room)
 
 
 def _request(event: h11.Request) -> Request:

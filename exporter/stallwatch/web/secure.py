@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from typing import cast
+from typing import Any, cast
 
 from .access import Access, names_in
 from .connections import Clients, Connection
@@ -85,6 +85,9 @@ class Secure(asyncio.Protocol):
 
     def is_closing(self) -> bool:
         return self._raw is None or self._raw.is_closing()
+
+    def get_extra_info(self, name: str) -> Any:
+        return None if self._raw is None else self._raw.get_extra_info(name)
 
     def pause_reading(self) -> None:
         self._is_paused = True
