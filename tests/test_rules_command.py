@@ -23,7 +23,7 @@ ANOTHER: dict[str, tuple[str, str]] = {
     "job": ("watchers", 'up{job="watchers"}'),
     "dashboards": ("https://grafana.example.org/sub/", "https://grafana.example.org/sub/d/stallwatch-server?"),
     "runbooks": ("https://wiki.example.org/stall", "https://wiki.example.org/stall/GpuLost.md"),
-    "suspect_after": ("20m", "_timestamp_seconds >= 1200"),
+    "suspect_after": ("20m", ") >= 1200"),
     "killed_within": ("90s", "< 90 > 0"),
     "behind_share": ("0.25", ">= 0.25"),
     "restarts": ("5", "> 5 - 0.5"),
