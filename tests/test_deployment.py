@@ -255,6 +255,29 @@ def daemon_set() -> Any:
     return found["spec"]["template"]["spec"]
 
 
+def manifests() -> list[tuple[str, Any]]:
+    """(file, object) of what `kubectl apply --filename deploy/kubernetes` sends, in its order."""
+    files = sorted((ROOT / "deploy/kubernetes").iterdir())
+    return [(file.name, thing) for file in files for thing in yaml.safe_load_all(file.read_text("utf-8")) if thing]
+
+
+def test_no_object_of_the_folder_stands_there_twice() -> None:
+    names = [(thing["kind"], thing["metadata"]["name"]) for _, thing in manifests()]
+
+    assert len(names) == len(set(names)) >= 9
+    assert {"Namespace", "DaemonSet", "PodMonitor", "PrometheusRule", "ConfigMap"} == {kind for kind, _ in names}
+
+
+def test_the_folder_can_be_applied_as_it_is() -> None:
+    """The namespace first, alone in its file; every other object in it, or in the one that the command names."""
+    (first, namespace), *others = manifests()
+
+    assert namespace["kind"] == "Namespace"
+    assert first not in {name for name, _ in others}
+    assert {t["metadata"].get("namespace", "stallwatch") for _, t in others} == {namespace["metadata"]["name"]}
+    assert "--namespace stallwatch --filename deploy/kubernetes\n" in (ROOT / "docs/INSTALL.md").read_text("utf-8")
+
+
 def test_the_pods_may_look_and_nothing_else() -> None:
     pod = daemon_set()
     (container,) = pod["containers"]

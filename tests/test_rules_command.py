@@ -13,7 +13,6 @@ import yaml
 
 from stallwatch import cli, rules
 from stallwatch.rules import DEFAULT_FILES, OPTIONAL_FILES, every_key
-from stallwatch.rules.kubernetes import pod_monitor
 from stallwatch.rules.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -202,35 +201,13 @@ def test_the_keys_are_listed_with_their_shipped_values(capsys: pytest.CaptureFix
 # --- Kubernetes ----------------------------------------------------------------------------------------------
 
 
-def documents(text: str) -> tuple[Any, Any]:
-    rule, monitor = yaml.safe_load_all(text)
-    return rule, monitor
-
-
-def test_the_shipped_objects_are_the_default_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shipped_object_is_the_default_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "--kubernetes") == (ROOT / "deploy/kubernetes/rules.yaml").read_text("utf-8")
 
 
 def test_the_object_holds_the_groups_of_the_files(capsys: pytest.CaptureFixture[str]) -> None:
-    rule, _ = documents(printed(capsys, "--kubernetes"))
+    rule = yaml.safe_load(printed(capsys, "--kubernetes"))  # one object
 
     assert (rule["apiVersion"], rule["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
     assert rule["spec"] == yaml.safe_load(printed(capsys))
     promtool_accepts(yaml.safe_dump(rule["spec"]))
-
-
-def test_the_scrape_gives_the_job_that_the_rules_select_and_the_node_as_instance(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rule, monitor = documents(printed(capsys, "--kubernetes", "--set", "job=watchers"))
-
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    dropped, job, instance = endpoint["relabelings"]
-    assert endpoint["targetPort"] == 10077
-    assert (dropped["action"], dropped["regex"]) == ("labeldrop", "namespace|pod|container|endpoint")
-    assert (job["targetLabel"], job["replacement"]) == ("job", "watchers")
-    assert (instance["targetLabel"], instance["sourceLabels"]) == ("instance", ["__meta_kubernetes_pod_node_name"])
-    assert 'up{job="watchers"}' in str(rule)
-    assert (
-        yaml.safe_load(pod_monitor())["spec"]["podMetricsEndpoints"][0]["relabelings"][1]["replacement"] == "stallwatch"
-    )

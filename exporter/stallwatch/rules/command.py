@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from . import DEFAULT_FILES, OPTIONAL_FILES, RulesError, every_key, one_file, rule_files
-from .kubernetes import pod_monitor, prometheus_rule
+from .kubernetes import prometheus_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,7 @@ def write_rules(wanted: Wanted, out: TextIO) -> int:
         for file in files:
             (folder / file.name).write_text(file.text(), encoding="utf-8")
     elif wanted.for_kubernetes:
-        job = (wanted.settings or {}).get("job")
-        out.write(prometheus_rule(files) + "---\n" + (pod_monitor(job) if job else pod_monitor()))
+        out.write(prometheus_rule(files))
     else:
         out.write(files[0].text() if len(files) == 1 else one_file(files))
     return 0
