@@ -20,7 +20,7 @@ SCRAPE = "global: {scrape_interval: 1s, scrape_timeout: 1s}\nscrape_configs:\n"
 JOB = """\
 - job_name: {name}
   scheme: https
-  tls_config: {{ca_file: {ca}}}
+  tls_config: {{ca_file: {ca}{own}}}
   {password}
   static_configs: [{{targets: ['localhost:{port}']}}]
 """
@@ -103,6 +103,7 @@ def test_prometheus_comes_by_tls_with_a_password_and_both_are_renewed(tmp_path: 
             JOB.format(
                 name=name,
                 ca=trusted.certificate,
+                own="",
                 port=exporter.port,
                 password=f"basic_auth: {{username: {user}, password: {password}}}" if user else "",
             )
@@ -126,3 +127,34 @@ def test_prometheus_comes_by_tls_with_a_password_and_both_are_renewed(tmp_path: 
         assert exporter.process.poll() is None
     assert said.count("web configuration reloaded") >= 2
     assert "secret" not in said
+
+
+def test_prometheus_comes_with_a_certificate_of_its_own(tmp_path: Path) -> None:
+    """Who has none, or one of another authority, is not let in."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed")
+    ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
+    certify(tmp_path, ours)
+    asked = ("client_auth_type: RequireAndVerifyClientCert", f"client_ca_file: {ours.certificate}")
+    served = ("cert_file: server.pem", "key_file: server.key", "client_allowed_sans: [prometheus.example]")
+    (tmp_path / "web.yml").write_text(f"tls_server_config: {{{', '.join((*served, *asked))}}}\n")
+    shown = {
+        "known": ours.sign("known", "DNS:prometheus.example"),
+        "other": ours.sign("other", "DNS:other.example"),
+        "stranger": theirs.sign("stranger", "DNS:prometheus.example"),
+        "nobody": None,
+    }
+
+    with SecureExporter(tmp_path) as exporter:
+        jobs = ""
+        for name, pair in shown.items():
+            own = f", cert_file: {pair.certificate}, key_file: {pair.key}" if pair else ""
+            jobs += JOB.format(name=name, ca=ours.certificate, own=own, port=exporter.port, password="")
+        with Prometheus(tmp_path, jobs) as prometheus:
+            refused = ("other", "stranger", "nobody")
+            wait_until(lambda: all(prometheus.problems().get(name) for name in refused), 20.0, "who is not let in", 0.2)
+            prometheus.wait_for(known="")
+            found = prometheus.problems()
+
+    assert all(found[name] for name in refused)
+    assert not any("HTTP status" in problem for problem in found.values()), "refused before any request"
