@@ -318,7 +318,7 @@ class Daemon:
         return Report(
             timestamp=wall,
             monotonic=monotonic,
-            readings=(*readings, *self._silences(readings), *self._concluded()),
+            readings=(*readings, *self._silences(current), *self._concluded()),
             servers=servers,
             health=tuple(poller.health() for poller in self.pollers if not poller.is_absent),
             read_errors={
@@ -351,11 +351,12 @@ class Daemon:
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
         return result.error is None and monotonic - result.finished <= RESULTS_CURRENT_INTERVALS * interval
 
-    def _silences(self, readings: Iterable[Reading]) -> list[Reading]:
+    def _silences(self, results: Iterable[Result]) -> list[Reading]:
         """Ages of the logs as of this Report; no step of the wall clock, also since they were read, changes them."""
         silences, arrivals = [], {}
         at, wall = self._logs_read or (self._now, 0.0)
-        for reading in readings:
+        of_logs = [reading for result in results if result.source == Logs.name for reading in result.readings]
+        for reading in of_logs:
             if reading.signal.name != LAST_LINE or reading.value is None:
                 continue
             server, name = reading.labels
@@ -388,6 +389,8 @@ class Daemon:
 
 def is_loss(result: Result) -> bool:
     """A rank, an engine or the first process of a server was not there at this look, for the first time or again."""
+    if result.servers is None:
+        return False
     if any(reading.reason == "vanished" and reading.signal == signals.RANK_ALIVE for reading in result.readings):
         return True
     started = (server for server in result.servers or () if server.root != NO_PROCESS)

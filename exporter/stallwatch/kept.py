@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, lru_cache
 from types import UnionType
@@ -218,8 +218,7 @@ def plain(value: Any) -> Any:
     if kind in _ITSELF:
         return value
     if (names := CARRIED.get(kind)) is not None:
-        kept = {name: getattr(value, name) for name in names}
-        return {name: plain(_condensed(name, each)) for name, each in kept.items() if not _is_infinite(each)}
+        return _plain_record(value, names)
     if isinstance(value, str):
         return value if _is_word(value) else ""
     if isinstance(value, Mapping):
@@ -227,6 +226,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, frozenset | set):
         return sorted(plain(each) for each in value if is_closed(each))
     return [plain(each) for each in value]
+
+
+def _plain_record(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Without what is infinite.  Most fields are numbers, of which there are thousands: they are looked at once."""
+    kept = dict[str, Any]()
+    for name in names:
+        each = getattr(value, name)
+        if type(each) in _ITSELF or (type(each) is float and math.isfinite(each)):
+            kept[name] = each
+        elif not _is_infinite(each):
+            kept[name] = plain(_condensed(name, each))
+    return kept
 
 
 _ITSELF = frozenset((int, bool, type(None)))

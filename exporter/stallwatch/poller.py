@@ -33,19 +33,20 @@ def sort(
     name: str, observations: Iterable[Observation], started: float, monotonic: Callable[[], float] = time.monotonic
 ) -> Result:
     """Make a Result of what a source yielded.  Raises what the source raises."""
-    kinds = (Reading, Event, Server, RankName, Listener, GpuUse)
-    found: dict[type, list[Observation]] = {kind: [] for kind in kinds}
-    for observation in observations:
-        found[type(observation)].append(observation)
+    seen = list(observations)
+    others: dict[type, list[Observation]] = {kind: [] for kind in (Event, Server, RankName, Listener, GpuUse)}
+    rest = [one for one in seen if type(one) is not Reading]  # few, mostly none
+    for observation in rest:
+        others[type(observation)].append(observation)
 
     def of(kind: type[T]) -> tuple[T, ...]:
-        return tuple(found[kind])  # type: ignore[arg-type]
+        return tuple(others[kind])  # type: ignore[arg-type]
 
     return Result(
         source=name,
         started=started,
         finished=monotonic(),
-        readings=of(Reading),
+        readings=tuple([one for one in seen if type(one) is Reading] if rest else seen),  # type: ignore[arg-type]
         events=of(Event),
         servers=of(Server) if name == "processes" else None,
         rank_names=of(RankName),
@@ -58,6 +59,8 @@ def is_urgent(result: Result) -> bool:
     """A certain sign ticks at once: a death, a fatal line, an orderly end, ready."""
     if any(event.event in URGENT_EVENTS for event in result.events):
         return True
+    if result.servers is None:
+        return False  # deaths are told by the one source that finds servers
     return any(reading.value == 0 and reading.signal.name in _DEATHS for reading in result.readings)
 
 
@@ -170,7 +173,7 @@ class Poller:
             if self._last is None or self._last.error is None:
                 log.warning("source failed", exc_info=True, extra={"source": self.source.name})
         else:
-            self._errors.update(reading.reason for reading in result.readings if reading.reason)
+            self._errors.update([reading.reason for reading in result.readings if reading.reason])
             if not getattr(self.source, "incomplete", False):
                 self._last_success = result.finished
             if self._last is not None and self._last.error is not None:

@@ -66,10 +66,6 @@ _MOST_FORGOTTEN = 1024
 """Names of ended servers kept so that late readings about them do not begin them anew."""
 
 
-WATCHED = frozenset(signal.name for signal in vars(signals).values() if isinstance(signal, Signal))
-"""What the timeline keeps: the signals a verdict may look at."""
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """When a source looked, and how often it does; seconds.  See Timeline.put."""
@@ -155,17 +151,9 @@ class Timeline:
         """
         look, batch = Look(at, interval, at if measured is None else measured), Batch()
         for reading in readings:
-            if reading.signal.name not in WATCHED:
-                continue  # exported, and no verdict looks at it
-            subject = reading.signal.labels[:1]
-            if subject == ("server",) and reading.signal.kind != "info":
-                self._put_one(reading, look, batch)
-            elif subject == ("gpu",) or reading.signal.name == signals.RANK_INFO.name:
-                self.cards.put(reading, at, interval, look.measured)
-            elif reading.signal.name == signals.OOM_KILLS.name:
-                self._put_kills(reading, look)
-            elif reading.signal.name == signals.GPU_CALL_IN_FLIGHT.name:
-                self.cards.call.put(reading.value, reading.reason, at, interval, look.measured)
+            put = _PUTS.get(reading.signal.name)
+            if put is not None:  # else it is exported, and no verdict looks at it
+                put(self, reading, look, batch)
         self.cards.settle(at)
         for (server, rank), counts in batch.threads.items():
             if (timeline := self._servers.get(server)) is not None:
@@ -180,6 +168,12 @@ class Timeline:
         for server in batch.asked:
             if (timeline := self._servers.get(server)) is not None:
                 timeline.note_demand(at)
+
+    def _put_card(self, reading: Reading, look: Look, batch: Batch) -> None:
+        self.cards.put(reading, look.at, look.interval, look.measured)
+
+    def _put_call(self, reading: Reading, look: Look, batch: Batch) -> None:
+        self.cards.call.put(reading.value, reading.reason, look.at, look.interval, look.measured)
 
     def _put_one(self, reading: Reading, look: Look, batch: Batch) -> None:
         signal, labels, value = reading.signal, reading.labels, reading.value
@@ -229,7 +223,7 @@ class Timeline:
             return False
         return timeline.is_idle if timeline.is_ready else not timeline.is_quiet(at, self._thresholds_of(server).window)
 
-    def _put_kills(self, reading: Reading, look: Look) -> None:
+    def _put_kills(self, reading: Reading, look: Look, batch: Batch) -> None:
         before = self._kills.known
         self._kills.put(reading.value, reading.reason, look.at, look.interval, look.measured)
         if before is None or reading.value is None or reading.value <= before:
@@ -474,3 +468,25 @@ _NOTES: Mapping[str, Note] = {
 """Signal -> (timeline, its track, the reading, the last known value before, when)."""
 
 _DEMAND = frozenset(signal.name for signal in DEMAND)
+
+
+Put = Callable[[Timeline, Reading, Look, Batch], None]
+
+
+def _put_of(signal: Signal) -> Put | None:
+    """Who takes the readings of a signal; None for one that is about nothing a verdict looks at."""
+    if signal.labels[:1] == ("server",) and signal.kind != "info":
+        return Timeline._put_one
+    if signal.labels[:1] == ("gpu",) or signal.name == signals.RANK_INFO.name:
+        return Timeline._put_card
+    return {signals.OOM_KILLS.name: Timeline._put_kills, signals.GPU_CALL_IN_FLIGHT.name: Timeline._put_call}.get(
+        signal.name
+    )
+
+
+_PUTS: Mapping[str, Put] = {
+    signal.name: put
+    for signal in vars(signals).values()
+    if isinstance(signal, Signal) and (put := _put_of(signal)) is not None
+}
+"""What the timeline keeps: the signals a verdict may look at."""
