@@ -64,6 +64,34 @@ def test_a_bar_drawn_with_carriage_returns_is_one_line_and_counts_its_last_value
     assert scanner.events["capture_progress"] == 1
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+@pytest.mark.parametrize("block", [7, 1 << 10, 1 << 16])
+def test_what_carriage_returns_alone_end_is_heard_and_kept_nowhere_and_is_one_line(block: int, is_ready: bool) -> None:
+    """As a program writes that never sends a line feed: its lines are drawn over each other."""
+    scanner = sglang()
+    if is_ready:
+        scanner.be_ready()
+    text = "".join(line("TP1", f"Load weight begin. avail mem={n}.00 GB\r", n % 60) for n in range(2000)).encode()
+
+    heard = [hit for at in range(0, len(text), block) for hit in scanner.feed(text[at : at + block]).hits]
+
+    assert {hit.rank for hit in heard} == {"TP1"}
+    assert heard[0].event == "load_begin"
+    assert (scanner.lines, scanner.matched, scanner._tail) == (0, 1, b"")
+    assert feed(scanner, "") == []
+    assert (scanner.lines, scanner.partial) == (1, False)
+    assert events(feed(scanner, line("TP1", "Load weight end. elapsed=4.20 s, type=X"))) == [("load_end", "TP1")]
+    assert scanner.lines == 2
+
+
+def test_a_line_feed_behind_the_carriage_return_ends_each_line() -> None:
+    """The silent twin: lines of a terminal, or of Windows."""
+    scanner = sglang()
+    scanner.feed("".join(line("TP1", "Load weight begin. avail mem=77.00 GB\r\n", n) for n in range(9)).encode())
+
+    assert (scanner.lines, scanner.matched) == (9, 9)
+
+
 def test_what_another_rank_writes_behind_an_unfinished_bar_is_not_lost() -> None:
     bar = "\rMulti-thread loading shards:  50% Completed | 4/8 [00:27<03:14, 27.86s/it]"
 
