@@ -18,6 +18,7 @@ OPENS = {
     "assembly": KERNEL,
     "check": OURS,
     "cli": "/dev/null",
+    "exposition": KERNEL,
     "frameworks": SHIPPED,
     "parse.input": "logs a person names: a regular file only, without waiting",
     "recordings.record": OURS,
