@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 ONCE_SECONDS = 20.0
 """`--once` waits no longer than this for a source that hangs."""
+COLLECT_AFTER = 10_000, 20, 20
+"""Containers made and not freed until the collector of circles looks at them, and how often each next generation."""
 LATE_RELOAD_SECONDS = 10.0
 """Who asks for a reload while one has taken this long is told that it does not come."""
 
@@ -168,6 +171,7 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
     if renewal is not None:
         renewal.start()
     _handle_signals(daemon, reload)
+    _collect_seldom()
     try:
         daemon.start()
         heartbeat.start()
@@ -180,6 +184,12 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
             renewal.stop()
         daemon.close()
     return 0
+
+
+def _collect_seldom() -> None:
+    """Almost nothing of ours is in a circle, so there is little to look for; and what is loaded by now stays."""
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 class LostThreadError(RuntimeError):
