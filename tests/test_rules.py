@@ -248,6 +248,16 @@ def test_an_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on(name: str) 
 
 
 @each_alert
+def test_an_alert_about_a_server_names_model_pod_and_unit(name: str) -> None:
+    """All but that of a server that has no process, of which nothing else is known."""
+    text = ALERTS[name]["annotations"]["description"]
+
+    if "$labels.server" in text and ALERTS[name]["alert"] != "InferenceServerAbsent":
+        assert 'label "model"' in text
+        assert 'args "namespace" "pod" "container" "unit" "slurm_job"' in text
+
+
+@each_alert
 def test_the_dashboard_of_an_alert_is_there_and_knows_the_variables_it_is_given(name: str) -> None:
     url = ALERTS[name]["annotations"]["dashboard_url"]
     uid, given = re.findall(r"/d/([\w-]+)", url), re.findall(r"[?&]var-(\w+)=", url)
