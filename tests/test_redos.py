@@ -38,6 +38,8 @@ FEWER = (1000, 4000)
 """For what is known to be slow, or has its time for other reasons."""
 MOST_RATIO = 8.0
 TRIES = 5
+LONGEST_NAME, AT_ONCE_SECONDS = 255, 0.05
+"""Bytes of a part of a path; a hundred times of what the slowest takes of so many."""
 MANY = 16
 """A repetition of at least so many is one."""
 PUMPS = (
@@ -247,7 +249,6 @@ json.dump(rows, sys.stdout)
 
 OF_OURS = {
     "stallwatch.sources.logs.search",  # the expressions of the frameworks
-    "stallwatch.strict_yaml",  # files of whoever starts us
     "stallwatch.rules",  # the rules we ship
 }
 """Modules whose expressions never see a text of somebody else."""
@@ -260,6 +261,9 @@ BOUNDED = {
 }
 """Modules whose texts are so short that no expression takes long."""
 
+SHORT = {r"(\d+)(ms|[smhdwy])": "a duration that another expression has found to be one, of 77 characters at most"}
+"""Expressions that only see short texts."""
+
 
 def uses_of(names: list[str], source: str) -> list[str]:
     """How a module uses an expression: `match` and `fullmatch` begin at one place, all else anywhere."""
@@ -270,15 +274,19 @@ def uses_of(names: list[str], source: str) -> list[str]:
 
 def in_code() -> list[Expression]:
     """All that modules compile when they are imported, and what they search for by an expression in the call."""
+    return [*compiled(lambda module: module not in OF_OURS and module not in BOUNDED), *in_calls()]
+
+
+def compiled(is_wanted: Callable[[str], bool]) -> list[Expression]:
     answer = subprocess.run([sys.executable, "-c", _ALL], capture_output=True, check=True)
     found: dict[tuple[Any, int, str], Expression] = {}
     for module, names, kind, text, flags in json.loads(answer.stdout):
-        if module in OF_OURS or module in BOUNDED:
+        if text in SHORT or not is_wanted(module):
             continue
         pattern = re.compile(text.encode("latin-1") if kind == "bytes" else text, flags)
         for use in uses_of(names, source_of(module).read_text()):
             found.setdefault((pattern.pattern, flags, use), Expression(f"{module}: {text}", pattern, use))
-    return [*found.values(), *in_calls()]
+    return list(found.values())
 
 
 def source_of(module: str) -> Path:
@@ -320,11 +328,27 @@ def test_the_time_of_every_expression_in_the_code_grows_with_its_text_only() -> 
     assert slow == {}
 
 
+def test_what_is_short_is_read_at_once_however_it_is_made() -> None:
+    """An exponential one would take for ever of a few dozen characters."""
+    slow = []
+    for expression in compiled(lambda module: module in BOUNDED):
+        run, is_bytes = getattr(expression.pattern, expression.use), isinstance(expression.pattern.pattern, bytes)
+        for make in texts_for(expression.pattern):
+            text = make(LONGEST_NAME).encode("utf-8", "replace") if is_bytes else make(LONGEST_NAME)
+            if seconds(run, text) > AT_ONCE_SECONDS and seconds(run, text, TRIES) > AT_ONCE_SECONDS:
+                slow.append(f"{expression.name}: {make(20)!r}")
+
+    assert slow == []
+
+
+LOOKED_AT = ("logs.shapes", "logs.text", "discovery.py", "json_lines", "http_probe.py", "strict_yaml", "web.access")
+
+
 def test_all_expressions_are_looked_at() -> None:
     names = " ".join(expression.name for expression in (*shipped(), *in_code()))
 
     assert all(f"{framework.name}: " in names for framework in load_frameworks())
-    assert all(part in names for part in ("logs.shapes", "logs.text", "discovery.py", "json_lines", "http_probe.py"))
+    assert all(part in names for part in LOOKED_AT)
 
 
 @pytest.mark.parametrize(

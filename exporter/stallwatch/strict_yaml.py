@@ -29,7 +29,7 @@ LARGEST_BYTES = 4 << 20
 
 
 _SHORT, _LONG_WORDS = 12, 32
-_WORD = "(?:[A-Z]+|(?:[A-Z]?[a-z]{2,})+|[a-z])"
+_WORD = "(?:[A-Z]+|[A-Z]?[a-z]{2,}(?:[A-Z][a-z]{2,})*|[a-z])"
 _WORDS = re.compile(f"{_WORD}(?:[._-]{_WORD})*")
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
