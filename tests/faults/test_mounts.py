@@ -14,7 +14,7 @@ import pytest
 from e2e.harness import fetch, wait_until
 
 from .fuse_folder import FuseFolder
-from .harness import QUICK_STATE, Exporter, Scrape, Victim, all_hold, mostly_holds
+from .harness import PATIENCE, QUICK_STATE, Exporter, Scrape, Victim, all_hold, mostly_holds
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("as_root", "fuse")]
 
@@ -79,9 +79,7 @@ def test_a_read_that_hangs_in_the_middle_of_a_log_is_left_behind_and_taken_up_ag
             time.sleep(LATE)
             meanwhile = exporter.rest(3.0)
             far.let_go()
-            after = exporter.wait_for(
-                "the whole log", lambda page: log_bytes(page, sick.name) == lines * len(LINE), 40.0
-            )
+            after = exporter.wait_for("the whole log", lambda page: log_bytes(page, sick.name) == lines * len(LINE))
 
     all_hold(meanwhile, lambda page: log_bytes(page, sick.name) is None, "a part of its history is no value")
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
@@ -95,13 +93,13 @@ def test_an_exporter_whose_read_hangs_can_be_ended_and_started_again(folder: Pat
         with Victim(victim, far.mount / "sick.log") as sick, Exporter(folder) as old:
             old.wait_for_server(sick.name)
             old.stop()
-            wait_until(lambda: fetch(f"{old.url}/metrics")[0] == 0, 5.0, "nobody answers on the old port")
+            wait_until(lambda: fetch(f"{old.url}/metrics")[0] == 0, PATIENCE, "nobody answers on the old port")
             with Exporter(folder) as new:
                 new.wait_for_server(sick.name)
                 assert not new.rest(2.0)[-1].failed()
                 far.let_go()
-                new.wait_for("its log", lambda page: log_bytes(page, sick.name) == 3700, 40.0)
-            old.process.wait(5.0)
+                new.wait_for("its log", lambda page: log_bytes(page, sick.name) == 3700)
+            old.process.wait(PATIENCE)
 
 
 def test_state_on_a_mount_that_is_dead_at_the_start_is_done_without(folder: Path, victim: Path) -> None:
@@ -121,15 +119,15 @@ def test_state_on_a_mount_that_dies_holds_neither_the_tick_nor_the_end(folder: P
         place, written = str(far.mount / "state"), far.backing / "state" / "state.json"
         with Exporter(folder, "--state.dir", place, command=QUICK_STATE) as exporter:
             exporter.wait_for_server(server.name)
-            wait_until(written.exists, 20.0, "a first state")
+            wait_until(written.exists, PATIENCE, "a first state")
             with far.hanging():
                 exporter.rest(1.0)  # a write is due, and hangs
                 with Victim(victim, folder / "second.log") as second:
                     exporter.wait_for_server(second.name)  # a helper was started meanwhile
                 meanwhile = exporter.rest(2.0)
                 exporter.stop()
-                wait_until(lambda: fetch(f"{exporter.url}/metrics")[0] == 0, 15.0, "nobody answers any more")
-            exporter.process.wait(10.0)  # before, the kernel may wait for the mount to close what was being written
+                wait_until(lambda: fetch(f"{exporter.url}/metrics")[0] == 0, PATIENCE, "nobody answers any more")
+            exporter.process.wait(PATIENCE)  # before, the kernel may wait for the mount to close what was being written
         before = written.read_bytes()
         with Exporter(folder, "--state.dir", place) as exporter:
             exporter.wait_for_server(server.name)
@@ -157,8 +155,10 @@ def test_a_working_directory_on_a_dead_mount_is_never_touched(folder: Path, vict
 
 def test_a_program_that_dies_in_the_middle_of_a_read_keeps_no_child_from_starting(folder: Path, victim: Path) -> None:
     """Every child gets a copy of what is open, and closing a file on FUSE waits for its program."""
+    lines = 3 * MIB // len(LINE)
+    written = lines * len(LINE)
     with FuseFolder(folder, hold_from=MIB) as far, Exporter(folder) as exporter:
-        append(far.backing / "sick.log", 3 * MIB // len(LINE))
+        append(far.backing / "sick.log", lines)
         with Victim(victim, far.mount / "sick.log") as sick:
             exporter.wait_for_server(sick.name)
             time.sleep(LATE)
@@ -166,4 +166,7 @@ def test_a_program_that_dies_in_the_middle_of_a_read_keeps_no_child_from_startin
                 exporter.wait_for_server(second.name)
                 meanwhile = exporter.rest(3.0)
             far.let_go()
+            after = exporter.wait_for("the whole log", lambda page: log_bytes(page, sick.name) == written, 40.0)
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
+    all_hold(meanwhile, lambda page: log_bytes(page, sick.name) is None, "a part of its history is no value")
+    assert after.value("log_lines_total", server=sick.name) == lines
