@@ -24,6 +24,15 @@ done
 mkdir -p dev/shm var/log/journal
 for place in dev/shm run tmp; do mount -t tmpfs -o mode=1777 tmpfs "$place"; done
 
+# What lies in a folder that is empty in this view (a checkout in /tmp) is laid into it again, as a view of its own.
+number=0
+for path in "$STALLWATCH_TREE" "$STALLWATCH_ENVIRONMENT"; do
+    [[ -e .$path ]] && continue
+    number=$((number + 1))
+    mkdir -p ".$path" "$folder/upper$number" "$folder/work$number"
+    mount -t overlay overlay -o "lowerdir=$path,upperdir=$folder/upper$number,workdir=$folder/work$number" ".$path"
+done
+
 # Nothing of this machine's own services is started.
 rm -f etc/fstab
 printf '[Unit]\nDescription=trial\nAllowIsolate=yes\n' >etc/systemd/system/trial.target
