@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 from pathlib import Path
 
 import pytest
 
 from stallwatch.config import Thresholds, load_config
+from stallwatch.drill import command as drill_command
 from stallwatch.drill import neighbours, rank_acts, server, story
 from stallwatch.drill.cards import CardPlan
 from stallwatch.drill.command import FASTEST, Pace, duration, expectation, list_conditions
@@ -159,3 +161,35 @@ def test_cards_fill_while_the_server_loads_and_then_show_what_the_condition_says
     assert middle["pcie_rx_per_second"]
     assert (end["pcie_rx_per_second"], end["power_mw"]) == (0, 152_000)
     assert end["1.processes"] == f"102:{76 << 30}"
+
+
+def test_the_exporter_of_a_drill_keeps_off_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STALLWATCH_WEB_LISTEN_ADDRESS", raising=False)
+    monkeypatch.setattr(drill_command, "_is_taken", lambda port: port == 10077)
+
+    *_, flag, address = drill_command._exporter(Path("/a.yml"))
+
+    assert flag == "--web.listen-address"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
+    assert not address.endswith(":10077")
+
+
+@pytest.mark.parametrize(("variable", "taken"), [(None, False), ("127.0.0.1:1", True)])
+def test_it_listens_where_it_is_told_and_else_where_an_exporter_does(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, taken: bool
+) -> None:
+    monkeypatch.delenv("STALLWATCH_WEB_LISTEN_ADDRESS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("STALLWATCH_WEB_LISTEN_ADDRESS", variable)
+    monkeypatch.setattr(drill_command, "_is_taken", lambda _: taken)
+
+    assert drill_command._exporter(Path("/a.yml"))[-2:] == ["--config.file", "/a.yml"]
+
+
+def test_a_port_is_taken_while_somebody_listens_on_it() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert drill_command._is_taken(port)
+    assert not drill_command._is_taken(port)

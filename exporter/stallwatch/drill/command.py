@@ -5,6 +5,7 @@ Whatever ends this program (Ctrl-C, the time limit, kill -9) ends what it starte
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from ..config import Intervals, Thresholds
+from ..config import DEFAULT_LISTEN_ADDRESS, Intervals, Thresholds
 from ..model import PHASES
 from .conditions import Condition
 from .janitor import cleaned_up
@@ -37,6 +38,7 @@ FASTEST = 60.0
 """Beyond this a look takes longer than a verdict may."""
 
 _END_SECONDS = 10.0
+_LISTEN_VARIABLE = "STALLWATCH_WEB_LISTEN_ADDRESS"
 
 
 def list_conditions(out: TextIO) -> int:
@@ -154,6 +156,8 @@ def run(drill: Drill, out: TextIO) -> int:
             print(f"stallwatch should say: {expectation(each, pace.thresholds)}", file=out)
         if condition.note:
             print(f"note: {condition.note}", file=out)
+        if not drill.serves and drill.speed != 1.0:
+            print(f"an exporter without this configuration takes {drill.speed:g} times as long to say so", file=out)
         print(f"configuration: {config}\n\n{pace.config()}", file=out, flush=True)
         sight = {} if cards is None else cards.environment()
         for name, value in sight.items():
@@ -168,8 +172,7 @@ def run(drill: Drill, out: TextIO) -> int:
             ]
             stack.callback(_terminate, standins)  # all at once, and only then each is waited for
             if drill.serves:
-                exporter = [sys.executable, "-m", "stallwatch", "serve", "--config.file", str(config)]
-                stack.enter_context(_child(exporter, signal.SIGTERM, environment=sight))
+                stack.enter_context(_child(_exporter(config), signal.SIGTERM, environment=sight))
             with suppress(subprocess.TimeoutExpired):
                 standins[0].wait(drill.limit_seconds)
     return 0
@@ -185,6 +188,14 @@ def _standin(drill: Drill, condition: Condition, port: int, cards: Path | None) 
     command += ["--for", duration(drill.limit_seconds + _END_SECONDS)]  # we end it, and the exporter before it
     command += ["--speed", f"{drill.speed:g}"]
     return command if cards is None or condition is not drill.condition else [*command, "--cards", str(cards)]
+
+
+def _exporter(config: Path) -> list[str]:
+    """On the usual port; where an exporter of this node has it, on another one of this machine's loopback."""
+    command = [sys.executable, "-m", "stallwatch", "serve", "--config.file", str(config)]
+    if _LISTEN_VARIABLE not in os.environ and _is_taken(int(DEFAULT_LISTEN_ADDRESS.rpartition(":")[2])):
+        command += ["--web.listen-address", f"127.0.0.1:{_free_port()}"]
+    return command
 
 
 class _EndedError(Exception):
@@ -242,3 +253,13 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended take no port
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
