@@ -1,6 +1,6 @@
-"""Writes lines into a file at a pace: `log_writer.py FILE BYTES_PER_SECOND BLOCKS`, says so on stdout, and waits.
+"""Writes lines into a file at a pace: `log_writer.py FILE BURST BYTES_PER_SECOND BLOCKS`.
 
-It begins when a line comes on stdin.
+It begins when a line comes on stdin: so many blocks at once, then so many at that pace.  Then it says so and waits.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ BLOCK = b"".join(
 )
 
 
-def flood(file: Path, bytes_per_second: float, blocks: int) -> None:
+def flood(file: Path, burst: int, bytes_per_second: float, blocks: int) -> None:
     begun = time.monotonic()
     with file.open("ab", buffering=0) as log:
-        for number in range(blocks):
+        for number in range(-burst, blocks):
             time.sleep(max(0.0, begun + number * len(BLOCK) / bytes_per_second - time.monotonic()))
             view = memoryview(BLOCK)
             while view:
@@ -29,6 +29,6 @@ def flood(file: Path, bytes_per_second: float, blocks: int) -> None:
 
 if __name__ == "__main__":
     sys.stdin.readline()
-    flood(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    flood(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
     print("written", flush=True)
     time.sleep(600)

@@ -22,7 +22,6 @@ ERRORS = ("RuntimeError", "MemoryError", "RecursionError", "UnicodeError", "OSEr
 """One for each collector: what a bug, a lack of memory or a strange file may raise."""
 
 
-PATIENCE = 40.0
 OLDEST_REPORT = 3 * TICK + 1.0
 """An older one is refused; and what a busy machine needs to answer."""
 
@@ -53,18 +52,18 @@ def while_it_fails(exporter: Exporter, order: Path, error: str) -> list[Scrape]:
     name = order.name
     before = failures(exporter.scrapes.look(), name)
     order.write_text(error)
-    first = exporter.wait_for(f"{name} failed", lambda page: not works(page, name), PATIENCE)
-    exporter.wait_for(f"{name} failed thrice", lambda page: failures(page, name) >= before + 3, PATIENCE)
+    first = exporter.wait_for(f"{name} failed", lambda page: not works(page, name))
+    exporter.wait_for(f"{name} failed thrice", lambda page: failures(page, name) >= before + 3)
     pages = exporter.scrapes.since(first.at)
     order.unlink()
-    exporter.wait_for(f"{name} again", lambda page: works(page, name), PATIENCE)
+    exporter.wait_for(f"{name} again", lambda page: works(page, name))
     return pages
 
 
 def test_a_collector_that_raises_stops_itself_only_and_comes_back(folder: Path, orders: Path, victim: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("raising.py")), str(orders)]
     with Exporter(folder, command=command) as exporter, Victim(victim, folder / "victim.log") as server:
-        exporter.wait_for_server(server.name, PATIENCE)
+        exporter.wait_for_server(server.name)
         for name, error in zip(SOURCES, ERRORS, strict=True):
             meanwhile = while_it_fails(exporter, orders / name, error)
 
@@ -73,7 +72,7 @@ def test_a_collector_that_raises_stops_itself_only_and_comes_back(folder: Path, 
             assert max(map(age, meanwhile)) < OLDEST_REPORT, name
             if name == "threads":
                 assert meanwhile[-1].value("threads", server=server.name) is None
-        exporter.wait_for_server(server.name, PATIENCE)
+        exporter.wait_for_server(server.name)
 
     assert [exporter.said(f"error={error}") for error in ERRORS] == [1] * len(ERRORS)
     assert exporter.said("source failed") == exporter.said("source works again") == len(SOURCES), "said once each"
@@ -81,17 +80,15 @@ def test_a_collector_that_raises_stops_itself_only_and_comes_back(folder: Path, 
 
 def test_a_broken_configuration_changes_nothing_and_is_told(folder: Path, victim: Path) -> None:
     with Exporter(folder, "--web.enable-lifecycle") as exporter, Victim(victim, folder / "victim.log") as server:
-        exporter.wait_for_server(server.name, PATIENCE)
+        exporter.wait_for_server(server.name)
         file = folder / "stallwatch.yml"
         file.write_text("verdict: {window: never}\n")
         os.kill(exporter.pid, signal.SIGHUP)
-        told = exporter.wait_for(
-            "a failed reload", lambda page: page.value("config_last_reload_successful") == 0, PATIENCE
-        )
+        told = exporter.wait_for("a failed reload", lambda page: page.value("config_last_reload_successful") == 0)
         meanwhile = exporter.rest(2.0)
         file.write_text(CONFIG)
         os.kill(exporter.pid, signal.SIGHUP)
-        after = exporter.wait_for("a reload", lambda page: page.value("config_last_reload_successful") == 1, PATIENCE)
+        after = exporter.wait_for("a reload", lambda page: page.value("config_last_reload_successful") == 1)
 
     all_hold(meanwhile, lambda page: page.value("threads", server=server.name), "the server is watched as before")
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")

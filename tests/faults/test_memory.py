@@ -24,7 +24,7 @@ def test_without_memory_it_ends_or_goes_on_and_never_lies(folder: Path, victim: 
     command = [sys.executable, str(Path(__file__).with_name("hoarding.py")), str(order)]
     with Exporter(folder, command=command) as exporter, Victim(victim, log) as server:
         exporter.may_end, exporter.is_checked = True, False
-        exporter.wait_for_server(server.name, 40.0)
+        exporter.wait_for_server(server.name)
         begun = time.time()
         order.touch()
         with log.open("a") as lines:
@@ -34,7 +34,7 @@ def test_without_memory_it_ends_or_goes_on_and_never_lies(folder: Path, victim: 
         status, meanwhile = exporter.process.poll(), list(exporter.scrapes.history)
         order.unlink()
         if status is None:
-            exporter.wait_for("every collector", lambda page: not page.failed() and page.state(server.name), 40.0)
+            exporter.wait_for("every collector", lambda page: not page.failed() and page.state(server.name))
 
     assert status is None or status > 0
     assert (status is None) or exporter.said("MemoryError")

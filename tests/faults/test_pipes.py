@@ -20,13 +20,13 @@ import pytest
 
 from e2e.harness import StandIn, wait_until
 
-from .harness import ALONE, STALL_AFTER, Exporter, all_hold
+from .harness import ALONE, PATIENCE, STALL_AFTER, Exporter, all_hold
 
 pytestmark = pytest.mark.faults
 
 PIPE_BYTES = 4096
 NAME = "piped"
-LATE = 10.0
+LATE = 20.0
 """The ranks do not block all at once; and a machine with two cores."""
 
 BLINK, GAP = 0.1, 1.0
@@ -92,7 +92,7 @@ def configuration(server: StandIn, runtime: Runtime) -> str:
 
 
 def until_it_loads(runtime: Runtime) -> None:
-    wait_until(lambda: "Load weight begin" in runtime.log.read_text(), 30.0, "a rank that loads", 0.01)
+    wait_until(lambda: "Load weight begin" in runtime.log.read_text(), PATIENCE, "a rank that loads", 0.01)
 
 
 def writers(server: StandIn) -> list[psutil.Process]:
@@ -105,9 +105,9 @@ def test_a_server_that_blocks_in_a_write_is_stalled_and_says_so(folder: Path, ru
     with Exporter(folder, config=configuration(server, runtime)) as exporter, server:
         until_it_loads(runtime)
         runtime.stop()
-        wait_until(lambda: len(writers(server)) > 1, 20.0, "ranks that block in a write")
+        wait_until(lambda: len(writers(server)) > 1, PATIENCE, "ranks that block in a write")
         blocked_at = time.time()
-        told = exporter.wait_for("a stall", lambda page: page.state(NAME) == "stalled", STALL_AFTER + 10.0)
+        told = exporter.wait_for("a stall", lambda page: page.state(NAME) == "stalled", STALL_AFTER + LATE)
         stacks = subprocess.run(
             [exporter.command[0], "check", "--stacks", "--url", exporter.url],
             capture_output=True,
@@ -116,7 +116,7 @@ def test_a_server_that_blocks_in_a_write_is_stalled_and_says_so(folder: Path, ru
         ).stdout
         meanwhile = exporter.rest(1.0)
         runtime.go_on()
-        exporter.wait_for("a server that is ready", lambda page: page.state(NAME) == "idle", 30.0)
+        exporter.wait_for("a server that is ready", lambda page: page.state(NAME) == "idle")
 
     assert told.at - blocked_at <= STALL_AFTER + LATE
     assert told.labels("server_reason", "reason") == {"blocked_io"}
@@ -132,7 +132,7 @@ def test_a_server_whose_reader_is_slow_is_not(folder: Path, runtime: Runtime) ->
         until_it_loads(runtime)
         begun = exporter.wait_for("the server", lambda page: page.state(NAME) not in ("", "gone")).at
         with runtime.reading_slowly():
-            exporter.wait_for("a server that is ready", lambda page: page.state(NAME) == "idle", 60.0)
+            exporter.wait_for("a server that is ready", lambda page: page.state(NAME) == "idle")
         states = {page.state(NAME) for page in exporter.scrapes.since(begun)}
 
     assert states <= {"working", "slow", "quiet", "idle"}

