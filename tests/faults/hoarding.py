@@ -1,6 +1,7 @@
 """`stallwatch` that has no memory left while a file lies there: `hoarding.py FILE serve ...`.
 
-What the limit on the address space leaves is taken, down to the last kilobyte, and given back when the file goes.
+What the limit on the address space leaves is taken, down to the last kilobyte, and given back when the file goes.  If
+the file says "touch", all of it is written to and no limit is set: somebody else's strikes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ def hoard() -> list[bytearray]:
     return taken
 
 
+def touch_all() -> None:
+    taken = []
+    while True:
+        taken.append(b"x" * PIECES[0])
+        time.sleep(GLANCE_SECONDS / 10)
+
+
 def watch(order: Path) -> None:
     """Take what comes free, again and again, as long as the file is there."""
     unlimited = resource.getrlimit(resource.RLIMIT_AS)
@@ -41,6 +49,8 @@ def watch(order: Path) -> None:
         time.sleep(GLANCE_SECONDS)
         if not order.exists():
             continue
+        if order.read_text() == "touch":
+            touch_all()
         resource.setrlimit(resource.RLIMIT_AS, (address_space() + ROOM_BYTES, unlimited[1]))
         hoards = [hoard()]
         while order.exists():
