@@ -10,6 +10,8 @@ _STARTS = "stallwatch_server_start_timestamp_seconds{@}"
 
 
 _KIND = "framework, version, model, speculative"
+_UNSAID = {"version": "unknown", "model": "unknown", "speculative": "no"}
+"""Label of a kind of start -> what stands for it where it is empty."""
 
 
 def _grown(metric: str, by: str) -> str:
@@ -19,6 +21,13 @@ def _grown(metric: str, by: str) -> str:
 
 def _ended(outcome: str) -> str:
     return _grown(f'stallwatch_startup_outcome_duration_seconds_count{{@,outcome=~"{outcome}"}}', _KIND)
+
+
+def _line(expr: str) -> str:
+    """With no label empty: Prometheus leaves such a one out, and Grafana joins by the columns that all answers have."""
+    for label, word in _UNSAID.items():
+        expr = f'label_replace({expr}, "{label}", "{word}", "{label}", "")'
+    return expr
 
 
 def _servers(state: str) -> str:
@@ -230,11 +239,13 @@ FLEET_DASHBOARD = Dashboard(
                     "How starts ended in this range, how long those took that became ready, and what stalls cost; by "
                     "model, release and speculative decoding, so that two lines of one model can be set side by side.",
                     (
-                        _ended("ready"),
-                        _ended("failed|stalled"),
-                        _grown('stallwatch_startup_outcome_duration_seconds_sum{@,outcome="ready"}', _KIND)
-                        + f" / ({_ended('ready')} > 0)",
-                        _grown("stallwatch_stalled_seconds_total{@}", _KIND),
+                        _line(_ended("ready")),
+                        _line(_ended("failed|stalled")),
+                        _line(
+                            _grown('stallwatch_startup_outcome_duration_seconds_sum{@,outcome="ready"}', _KIND)
+                            + f" / ({_ended('ready')} > 0)"
+                        ),
+                        _line(_grown("stallwatch_stalled_seconds_total{@}", _KIND)),
                     ),
                     (
                         Column("framework", "Framework"),

@@ -467,13 +467,16 @@ def _cells(panel: Json, answer: Answer) -> tuple[list[str], list[list[Cell]]]:
 
 
 def _joined(answer: Answer) -> list[dict[str, Any]]:
-    """One record per row: labels, and `Value #A`.  Answers are joined by the labels that all of them have."""
+    """One record per row: labels, and `Value #A`.
+
+    As Grafana does, answers are joined by the columns that all of them have: the labels of any of their series.
+    """
     found = {letter: series for letter, series in answer.items() if series}
-    keys = set.intersection(*(set(each.labels) for series in found.values() for each in series))
+    keys = sorted(set.intersection(*({label for each in series for label in each.labels} for series in found.values())))
     records: dict[tuple[str, ...], dict[str, Any]] = {}
     for letter, series in found.items():
         for each in series:
-            key = tuple(each.labels[label] for label in sorted(keys))
+            key = tuple(each.labels.get(label, "") for label in keys)
             name = f"Value #{letter}" if len(answer) > 1 else "Value"
             records.setdefault(key if len(found) > 1 else tuple(each.labels.values()), {}).update(
                 {**each.labels, name: each.last}

@@ -64,7 +64,11 @@ NODES = (
     SERVING,
     LOCKED,
     DEADLOCK,
-    Node("node-6:10077", "restarted-after-hang", {"version": "0.5.9", "model": "org/model-8b", "tensor_parallel": 2}),
+    Node(
+        "node-6:10077",
+        "restarted-after-hang",
+        {"version": "0.5.9", "model": "org/model-8b", "tensor_parallel": 2, "speculative": "EAGLE"},
+    ),
     Node("node-7:10077", "no-log", {"model": "org/model-8b", "tensor_parallel": 2}),
     Node("node-8:10077", "driver-hangs", {"version": "0.5.9", "model": "org/model-70b", "tensor_parallel": 2}),
     Node("node-9:10077", "h56-weights-processed", {"model": "org/model-405b", "tensor_parallel": 2}),

@@ -110,6 +110,20 @@ def test_the_fleet_counts_what_the_nodes_have(past: PastPrometheus) -> None:
     assert panels["Starts per hour", "B"][0].last == 1
 
 
+def test_starts_of_a_model_with_and_without_speculative_decoding_stand_side_by_side(past: PastPrometheus) -> None:
+    panels, title = found(past, "stallwatch-fleet"), "Starts, with and without speculative decoding"
+
+    def told(letter: str) -> dict[str, float]:
+        ours = [
+            s for s in panels[title, letter] if (s.labels["framework"], s.labels["model"]) == ("sglang", "org/model-8b")
+        ]
+        return {series.labels["speculative"]: series.last for series in ours}
+
+    assert (told("A"), told("B")) == ({"EAGLE": 1}, {"EAGLE": 1})
+    assert 0 < told("D")["EAGLE"] < 600
+    assert 0 < told("D")["no"] < 600
+
+
 def test_a_variable_that_is_not_there_is_no_empty_panel(past: PastPrometheus) -> None:
     dashboard = load("stallwatch-fleet")
     dashboard["templating"]["list"] = []
