@@ -1064,6 +1064,41 @@ def test_logs_without_room_leave_their_events(counted: Node, monkeypatch: pytest
     assert values(after.read(), "log_events_total") == before
 
 
+def noted(node: Node) -> tuple[object, object]:
+    return known(node), node.source.past.sums(node.monotonic).get(node.server.name)
+
+
+def test_how_far_a_log_is_told_stays_known_while_it_is_left_alone_and_is_told_anew_when_it_is_read(
+    counted: Node,
+) -> None:
+    counted.ready = frozenset(("sglang-30000",))
+    counted.read()
+    counted.write(BUSY)
+    counted.read()
+    told, seen = noted(counted), list[tuple[object, object]]()
+    for _ in range(RESTS):
+        counted.write("one\n")
+        counted.read()
+        seen.append(noted(counted))
+    counted.read()
+
+    assert seen == [told] * RESTS
+    assert known(counted)[0][2] == (counted.folder / "stdout").stat().st_size
+    assert all(one not in (None, told[1]) for one in noted(counted)[1:])
+
+
+def test_the_last_words_of_a_server_are_noted_too(counted: Node) -> None:
+    counted.ready = frozenset(("sglang-30000",))
+    counted.write(BUSY)
+    for _ in range(3):
+        counted.read()
+    before = known(counted)[0][2]
+    counted.write("one\n")
+    counted.read(replace(counted.server, name="another", logs=()))
+
+    assert known(counted)[0][2] == before + len("one\n")
+
+
 def test_how_far_the_logs_are_told_is_known_for_the_turn_that_was_taken(watched: Node) -> None:
     first, taken = known(watched), watched.monotonic
     watched.write("[2026-06-02 08:00:12 TP2] Load weight end.\n")
