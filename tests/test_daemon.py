@@ -470,8 +470,12 @@ def test_silences_of_a_log_are_as_of_the_report_and_do_not_follow_the_wall_clock
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])
-def test_a_step_between_the_reading_of_a_log_and_the_tick_is_no_silence(step: float) -> None:
-    """The line was dated by the clock of before; were it never followed by another, it would be wrong for good."""
+@pytest.mark.parametrize("looks", [0, 1, 3])
+def test_a_step_between_the_reading_of_a_log_and_the_tick_is_no_silence(step: float, looks: int) -> None:
+    """The line was dated by the clock of before; were it never followed by another, it would be wrong for good.
+
+    `looks`: at the log between the step and the tick, which find nothing new.
+    """
     node = Node()
     node.step()
     node.now += TICK
@@ -479,6 +483,8 @@ def test_a_step_between_the_reading_of_a_log_and_the_tick_is_no_silence(step: fl
     node.sources["logs"].yields = lambda: [LAST.read(line, "s", "log")]
     node.pollers["logs"].turn()
     node.wall_step = step
+    for _ in range(looks):
+        node.pollers["logs"].turn()
 
     assert silences(node.daemon.tick())[0] == [2.0]
     assert silences(node.step())[0] == [2.0 + TICK]

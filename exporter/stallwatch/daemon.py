@@ -105,7 +105,6 @@ class Daemon:
         self._latest: dict[str, Result] = {}
         self._seen_roots: set[ProcessId] = set()
         self._awaited: set[str] = set()  # sources woken for a new server, whose next result ticks at once
-        self._logs_read: tuple[float, float] | None = None  # when they were read last: on our clock, and Unix time
         self._arrivals: dict[tuple[str, str], tuple[float, float]] = {}  # log -> its last line as Unix time, when seen
         self._now = 0.0
         self._config_reload = (True, wall())
@@ -230,8 +229,8 @@ class Daemon:
     def _take(self, result: Result, earliest: float) -> None:
         self._latest[result.source] = result
         at = self._clock.of(result.finished, earliest)
-        if result.source == Logs.name and result.wall is not None:
-            self._logs_read = at, result.wall
+        if result.source == Logs.name and result.error is None:
+            self._note_arrivals(result, at)
         if result.servers is not None:
             self._timeline.see(result.servers, at)
             self._recall(result.servers, at, result.finished)
@@ -351,12 +350,13 @@ class Daemon:
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
         return result.error is None and monotonic - result.finished <= RESULTS_CURRENT_INTERVALS * interval
 
-    def _silences(self, results: Iterable[Result]) -> list[Reading]:
-        """Ages of the logs as of this Report; no step of the wall clock, also since they were read, changes them."""
-        silences, arrivals = [], {}
-        at, wall = self._logs_read or (self._now, 0.0)
-        of_logs = [reading for result in results if result.source == Logs.name for reading in result.readings]
-        for reading in of_logs:
+    def _note_arrivals(self, result: Result, at: float) -> None:
+        """When the last line of each log came, by the Unix time of the very look that saw it first.
+
+        The wall clock may step between that look and the next one, or the tick.
+        """
+        arrivals, wall = {}, result.wall or 0.0
+        for reading in result.readings:
             if reading.signal.name != LAST_LINE or reading.value is None:
                 continue
             server, name = reading.labels
@@ -364,12 +364,19 @@ class Daemon:
             if known is None or known[0] != reading.value:
                 known = reading.value, at - max(0.0, wall - reading.value)
             arrivals[server, name] = known
-            silences.append(LOG_SILENCE.read(max(0.0, self._now - known[1]), server, name))
+        self._arrivals = arrivals
+
+    def _silences(self, results: Iterable[Result]) -> list[Reading]:
+        """Ages of the logs as of this Report; no step of the wall clock changes them."""
+        if not any(result.source == Logs.name for result in results):
+            return []
+        silences = list[Reading]()
+        for (server, name), (_, arrived) in self._arrivals.items():
+            silences.append(LOG_SILENCE.read(max(0.0, self._now - arrived), server, name))
             timeline = self._timeline.of(server)
             moved = timeline.progress_by_log.get(name) if timeline else None
             if moved is not None:
                 silences.append(LOG_PROGRESS_SILENCE.read(max(0.0, self._now - moved), server, name))
-        self._arrivals = arrivals
         return silences
 
     def _log_changes(self) -> None:
