@@ -1,7 +1,7 @@
 """What other exporters show of a hang, and of a start that is only slow, in the same seconds as ours.
 
 `python -m bench.sight` plays barrier-deadlock and phantom-hang one after the other, each with process-exporter (a group
-written for each rank), node-exporter and stallwatch beside it.  Printed is what moved within the last seconds before our
+written for each rank), node-exporter and stallwatch beside it.  Printed is what moved within the seconds before our
 verdict is asked for.  Other work on the machine shows in node-exporter's figures.
 """
 
