@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from proc_tree import BOOT
 from process_node import INDUCTOR, SPAWN, TRACKER, Node, configured
 from stallwatch.config import Config, ConfiguredServer, Discovery, Limits, Match
 from stallwatch.model import GpuUse, ProcessId, RankName, Reading
+from stallwatch.sources.procfs import KERNEL_THREAD
 
 
 @pytest.fixture
@@ -953,6 +955,28 @@ def test_a_worker_of_dynamo_has_no_port_to_be_watched(node: Node) -> None:
     node.look()
 
     assert {server.name: server.ports for server in node.servers} == {"dynamo-vllm-1": (), "dynamo-8000": (8000,)}
+
+
+@pytest.mark.parametrize(
+    ("second", "is_mounted", "is_said"),
+    [(None, True, True), (0, True, True), (KERNEL_THREAD, True, False), (None, False, False)],
+    ids=["nobody", "a process", "the machine", "a recorded tree"],
+)
+def test_that_only_a_pid_namespace_is_seen_is_said_once(
+    second: int | None, is_mounted: bool, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container without the host's PIDs finds no server and misses none."""
+    node = Node(tmp_path)
+    node.tree.add(1, "init", comm="init")
+    if second is not None:
+        node.tree.add(2, "second", comm="second", flags=second)
+    if is_mounted:
+        (node.tree.root / "self").symlink_to("1")
+    caplog.set_level(logging.INFO)
+    node.look()
+    node.look()
+
+    assert ["PID namespace" in record.message for record in caplog.records] == [True] * is_said
 
 
 @pytest.mark.parametrize("is_hidden", [True, False])

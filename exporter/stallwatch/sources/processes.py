@@ -142,6 +142,7 @@ class Processes:
         self._now = 0.0
         self.again_seconds: float | None = None
         self._hidden = False  # at the last look, others' processes were not shown to us
+        self._has_looked = False
         self.dropped_servers = 0  # servers that found no room, so far
         self.dropped_ranks = 0  # processes of servers that found no room, so far
 
@@ -663,6 +664,10 @@ class Processes:
 
     def _are_others_hidden(self) -> bool:
         """Said when it begins: a server that is not there would not be missed."""
+        if not self._has_looked and self._proc.is_inner:
+            advice = "--pid host or hostPID: true lets us see the others"
+            log.info("only processes of our own PID namespace are seen", extra={"advice": advice})
+        self._has_looked = True
         before, self._hidden = self._hidden, self._proc.hides_others
         if self._hidden and not before:
             advice = "CAP_SYS_PTRACE, or the group that /proc was mounted with (gid=), lets us see them"

@@ -186,6 +186,17 @@ class ProcFs:
         """
         return os.path.islink(self.root / "self") and not os.path.exists(self.root / "1")
 
+    @property
+    def is_inner(self) -> bool:
+        """Whether only a PID namespace is shown, as in a container: the first kernel thread is not there.
+
+        Known of a mounted /proc that hides nobody, see above.
+        """
+        if self.hides_others or not os.path.islink(self.root / "self"):
+            return False
+        second = self.stat(2)
+        return second is None or not second.flags & KERNEL_THREAD
+
     def forks(self) -> int | None:
         """Processes and threads created since boot on the whole machine; None when unknown."""
         match = re.search(rb"^processes (\d+)", self._content("stat"), re.MULTILINE)
