@@ -3,6 +3,7 @@
  *   (nothing)           waits
  *   threads N           N threads that wait
  *   children N          N processes that wait, and end with it
+ *   titles N            N processes each of which calls itself another server every second, and end with it
  *   maplock FILE        at SIGUSR1 one thread unmaps what it wrote into FILE, another one maps: with FILE on a file
  *                       system that does not answer, the first holds the mmap lock and the second wants it whole
  *   as PID [PROGRAM]    becomes, in a new process, the very PID (clone3), whose process must be gone; then PROGRAM
@@ -60,6 +61,33 @@ static void have_children(long number)
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             prctl(PR_SET_NAME, "idle");
             rest(NULL);
+        }
+    }
+}
+
+/* Name and command line, in the room that our own arguments have. */
+static void call_itself(char *room, size_t size, long number)
+{
+    char title[256];
+    const char *form = "llama-server%c--port%c%ld%c-m%cm%ld.gguf";
+    int length = snprintf(title, sizeof title, form, 0, 0, 1024 + number, 0, 0, number);
+    memset(room, 0, size);
+    memcpy(room, title, (size_t)length < size ? (size_t)length : size - 1);
+    prctl(PR_SET_NAME, "llama-server");
+}
+
+static void have_titles(long number, char *room, size_t size)
+{
+    for (long i = 0; i < number; i++) {
+        pid_t child = fork();
+        if (child < 0)
+            fail("fork");
+        if (child == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            for (long second = 0;; second++) {
+                call_itself(room, size, (i + second * number) % 60000);
+                sleep(1);
+            }
         }
     }
 }
@@ -122,7 +150,6 @@ int main(int count, char **arguments)
 {
     const char *order = getenv("VICTIM");
     char what[32] = "", with[512] = "", program[512] = "";
-    (void)count;
     if (order != NULL)
         sscanf(order, "%31s %511s %511s", what, with, program);
     if (strcmp(what, "threads") == 0)
@@ -130,6 +157,8 @@ int main(int count, char **arguments)
             start(rest, NULL);
     else if (strcmp(what, "children") == 0)
         have_children(atol(with));
+    else if (strcmp(what, "titles") == 0)
+        have_titles(atol(with), *arguments, (size_t)(arguments[count - 1] - *arguments) + strlen(arguments[count - 1]));
     else if (strcmp(what, "maplock") == 0)
         hold_map_lock(with);
     else if (strcmp(what, "as") == 0)
