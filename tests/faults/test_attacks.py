@@ -1,6 +1,7 @@
 """What somebody on the node can try: names that change all the time, a second exporter, strange files, a single place.
 
-Twins without processes: test_security_titles.py, test_state_file.py, test_log_lines.py, test_web.py, test_strict_yaml.py.
+Twins without processes: test_security_titles.py, test_state_file.py, test_log_lines.py, test_web.py and
+test_strict_yaml.py.
 """
 
 from __future__ import annotations
