@@ -273,6 +273,15 @@ def test_nothing_that_somebody_holds_is_stalled(evidence: Evidence, previous: Ve
     assert judge(replace(evidence, ranks=traced), T, previous, 1000.0).state != "stalled"
 
 
+@pytest.mark.parametrize("change", [{"frozen": True}, {"ranks": (RankEvidence("TP0", traced=True),)}])
+def test_a_look_that_fails_beside_one_that_sees_a_holder_ends_the_stall(change: dict[str, Any]) -> None:
+    stalled = Verdict("stalled", "idle_wait", 0.0)
+    blind = Evidence(known=True, progress_age=240.0, blinks=True)
+
+    assert judge(blind, T, stalled, 1000.0).state == "stalled"
+    assert judge(replace(blind, **change), T, stalled, 1000.0).state == "suspect"
+
+
 @given(EVIDENCE, PREVIOUS)
 def test_nothing_is_stalled_by_elapsed_time_alone(evidence: Evidence, previous: Verdict | None) -> None:
     """Ready and nothing owed, or a start of which nothing but the clock is known."""

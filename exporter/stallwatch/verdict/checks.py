@@ -279,12 +279,14 @@ def quiet(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) 
 def cannot_tell(evidence: Evidence, thresholds: Thresholds, previous: Verdict | None) -> Finding | None:
     """Too little is readable, or was watched for too short, to conclude anything from silence.
 
-    What was concluded before outlasts a look that fails; one in a minute would be a page in a minute.
+    What was concluded before outlasts a look that fails; one in a minute would be a page in a minute.  Unless another
+    look sees that somebody holds the server by now.
     """
     if can_conclude(evidence, stall_after(evidence, thresholds)):
         return None
     if evidence.blinks and previous is not None and previous.state in ("stalled", "suspect"):
-        return Finding(previous.state, previous.reason, previous.suspect_rank)
+        before = Finding(previous.state, previous.reason, previous.suspect_rank)
+        return held_by_somebody(evidence, thresholds, previous) or before
     return Finding("unknown", "no_evidence" if evidence.storage_readable else "unreadable")
 
 
