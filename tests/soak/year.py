@@ -30,6 +30,7 @@ from stallwatch.sources.logs.collector import Logs
 from stallwatch.sources.node import Node
 from stallwatch.sources.processes import Processes
 from stallwatch.sources.threads import Threads
+from stallwatch.state_file import STATE
 from stallwatch.strict_yaml import InputError
 from stallwatch.web import Published
 
@@ -192,7 +193,8 @@ class Year:
         page = self._scrape()
         gc.collect()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024
-        state = sum(path.stat().st_size for path in (self._folder / "state").iterdir()) / 1024
+        written = self._folder / "state" / STATE  # what the writer is just making beside it comes and goes
+        state = written.stat().st_size / 1024 if written.exists() else 0.0
         return Sample(
             tick=tick,
             resident_kib=resident,
