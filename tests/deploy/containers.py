@@ -17,7 +17,6 @@ from .packages import BUILT_FROM, ROOT
 HERE = Path(__file__).parent
 BASE, IMAGE = "localhost/stallwatch-base:bookworm", "localhost/stallwatch-test"
 SUITE, PACKAGES = "bookworm", "ca-certificates,python3,python3-venv"
-MIRROR = "http://deb.debian.org/debian"
 CERTIFICATES = "/etc/ssl/certs"
 BUILD_SECONDS = 400.0
 
@@ -42,7 +41,7 @@ def base(folder: Path) -> str:
         return BASE
     if shutil.which("debootstrap") is None:
         raise CannotBuildError("no debootstrap, and $STALLWATCH_TEST_BASE names no base")
-    words = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(folder / "rootfs"), MIRROR]
+    words = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(folder / "rootfs")]
     try:
         subprocess.run(words, capture_output=True, text=True, check=True, timeout=BUILD_SECONDS)
     except subprocess.SubprocessError as error:
