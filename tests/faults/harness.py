@@ -27,8 +27,8 @@ WINDOW, STALL_AFTER = 3.0, 8.0
 SCRAPE_SECONDS = 0.25
 SLOWEST_SCRAPE = 1.0
 """No scrape may take longer, whatever is broken, but for a few on a machine that is busy with the breaking."""
-SLOW_SHARE = 0.1
-LATE_SHARE = 0.25
+SLOW_SHARE = 0.04
+LATE_SHARE = 0.15
 """Scrapes that may be refused because the last tick is three ticks old: half-second ticks on a busy machine."""
 
 TIMES = f"""\
@@ -152,7 +152,6 @@ class Exporter(Program):
         self.scrapes = Scrapes(self.url)
         self.may_end = False
         self.is_checked = True
-        self.late_share = LATE_SHARE
 
     def wait_started(self) -> None:
         def answers() -> bool:
@@ -189,7 +188,7 @@ class Exporter(Program):
         assert len(slow) <= 1 + SLOW_SHARE * len(history), f"slow scrapes: {slow[:5]} of {len(history)}"
         assert {scrape.status for scrape in history} <= {200, 503}
         late = [scrape for scrape in history if scrape.status == 503]
-        assert len(late) <= self.late_share * len(history), f"{len(late)} of {len(history)} were refused"
+        assert len(late) <= LATE_SHARE * len(history), f"{len(late)} of {len(history)} were refused"
 
     # --- what it says -------------------------------------------------------------------------------------------
 

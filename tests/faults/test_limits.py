@@ -67,7 +67,7 @@ def test_when_no_descriptor_is_left_nobody_is_taken_for_dead(folder: Path, victi
         client.close()
         assert exporter.scrapes.look().status == 200  # somebody new is let in again
     answered = [page for page in meanwhile if page.status == 200]
-    assert len(answered) >= 6
+    assert len(answered) >= 10
     all_hold(answered, lambda page: page.state(server.name) in ("working", "quiet", "unknown", "stalled"), "not dead")
     all_hold(answered, lambda page: page.value("server_starts_total", server=server.name) in (None, 1), "no new start")
     assert "processes" in answered[-1].failed()

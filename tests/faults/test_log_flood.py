@@ -31,8 +31,6 @@ WRITTEN = BLOCKS * len(BLOCK)
 MOST_MEMORY_BYTES = 24 << 20
 CATCH_UP_SECONDS = 180.0
 """For a machine that is busy with other things; what must not wait for what is told by the order of the pages."""
-LATE_SHARE = 0.5
-"""Ticks of half a second are late beside a reader, a writer and whatever else runs; as shipped they have five."""
 
 
 @pytest.fixture
@@ -65,7 +63,6 @@ def test_a_flood_costs_no_line_and_no_other_log(folder: Path, memory_folder: Pat
         try:
             assert flooding.stdin is not None
             assert flooding.stdout is not None
-            exporter.late_share = LATE_SHARE
             exporter.wait_for("both logs, and every collector", is_begun)
             memory = psutil.Process(exporter.pid).memory_info().rss
             flooding.stdin.write(b"\n")

@@ -19,7 +19,7 @@ import pytest
 
 from e2e.harness import free_port
 
-from .harness import CONFIG, PATIENCE, STALL_AFTER, TICK, Exporter, Scrape, Victim, all_hold, mostly_holds, stopped
+from .harness import CONFIG, PATIENCE, STALL_AFTER, TICK, Exporter, Scrape, Victim, all_hold, stopped
 
 pytestmark = pytest.mark.faults
 
@@ -83,12 +83,11 @@ def test_steps_of_the_wall_clock_change_no_verdict_and_no_silence(folder: Path, 
                 time.sleep(2 * TICK + 0.5)
                 assert are_fresh(exporter.rest(3.0), ahead)
             pages = exporter.scrapes.since(begun)
-    mostly_holds(pages, lambda page: page.state(loading.name) == "working", "it goes on working")
-    all_hold(pages, lambda page: page.state(loading.name) in ("working", "slow", "quiet"), "and is never worse")
+    all_hold(pages, lambda page: page.state(loading.name) == "working", "it goes on working")
     all_hold(pages, lambda page: page.state(quiet.name) == "stalled", "it goes on being stalled")
     all_hold(pages, lambda page: not page.failed(), "every collector works")
     silences = [page.value("log_silence_seconds", server=loading.name) or 0.0 for page in pages]
-    assert max(silences) < 60.0
+    assert max(silences) < 4.0
     silences = [page.value("log_silence_seconds", server=quiet.name) or 0.0 for page in pages]
     assert silences[-1] - silences[0] < 60.0
     assert not exporter.said("pause not counted")
@@ -107,7 +106,7 @@ def test_a_start_behind_a_step_of_the_wall_clock_pages_nobody(
         pages = exporter.rest(3.0)
         assert {page.state(loading.name) for page in exporter.scrapes.since(0)} <= {"", "working", "quiet"}
     assert are_fresh(pages, ahead)
-    assert "working" in {page.state(loading.name) for page in pages}
+    assert pages[-1].state(loading.name) == "working"
 
 
 def check_a_pause(exporter: Exporter, quiet: Victim, resumed: float, ahead: float = 0.0) -> None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.faults
 
 PIPE_BYTES = 4096
 NAME = "piped"
-LATE = 20.0
+LATE = 10.0
 """The ranks do not block all at once; and a machine with two cores."""
 
 BLINK, GAP = 0.1, 1.0

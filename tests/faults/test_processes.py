@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("as_root")]
 NOBODY = 65534
 AS_NOBODY = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "--bounding-set=-all"]
 AS_NOBODY += ["--inh-caps=-all"]
-MOST_LOOK_SECONDS = 12.0
+MOST_LOOK_SECONDS = 5.0
 """No look of a collector may take longer, however much there is to be seen."""
 
 

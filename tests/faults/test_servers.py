@@ -106,16 +106,13 @@ def test_no_answer_of_a_server_hurts_the_others_or_us(folder: Path) -> None:
     )
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
     late = {each.name: _timeouts(meanwhile[-1], each.name) - _timeouts(meanwhile[0], each.name) for each in hostile}
-    fewest = min(late[name] for name, is_slow in slow.items() if is_slow)
-    assert fewest > 0
     for each, (status, is_slow) in zip(hostile, HURTS.values(), strict=True):
         told = {(_health(page, each.name), running_requests(page, each.name)) for page in meanwhile}
-        assert told <= {(status, None), (None, None)}, each.name  # none: a busy machine may not have had the time
-        assert (status, None) in told, each.name
-        assert is_slow or late[each.name] < fewest, each.name
+        assert told == {(status, None)}, each.name
+        assert (late[each.name] > 0) == is_slow, each.name
         assert not each.word.with_suffix(".elsewhere").exists()
     longest = [page.value("collector_in_flight_seconds", collector="endpoints") or 0.0 for page in meanwhile]
-    assert 4.0 < max(longest) < 12.0  # the slow ones cost the collector their deadline, and nothing else
+    assert 4.0 < max(longest) < 7.0  # the slow ones cost the collector their deadline, and nothing else
     assert more < MOST_MEMORY_BYTES
 
 
