@@ -51,7 +51,7 @@ e2e: $(VENV)/.installed-test
 	$(BIN)/pytest -m e2e $(PYTEST_ARGS) tests/e2e
 
 faults: $(VENV)/.installed-test
-	$(BIN)/pytest -m faults -n 2 --dist loadfile $(PYTEST_ARGS) tests/faults
+	$(BIN)/pytest -m 'faults and not minutes' -n 2 --dist loadfile $(PYTEST_ARGS) tests/faults
 
 deployed: $(VENV)/.installed-test
 	$(BIN)/pytest -m e2e $(PYTEST_ARGS) tests/deploy

@@ -124,13 +124,18 @@ def wait_for_quiet(exporter: Exporter, quiet: Victim) -> None:
     exporter.wait_for("its silence", lambda page: page.state(quiet.name) == "quiet")
 
 
-def test_an_exporter_that_was_stopped_pages_nobody_and_serves_nothing_old(folder: Path, victim: Path) -> None:
+@pytest.mark.parametrize(
+    "seconds", [STALL_AFTER + 1, pytest.param(600.0, marks=pytest.mark.minutes)], ids=["longer than a stall", "600 s"]
+)
+def test_an_exporter_that_was_stopped_pages_nobody_and_serves_nothing_old(
+    seconds: float, folder: Path, victim: Path
+) -> None:
     quiet = Victim(victim, folder / "quiet.log")
     with quiet, Exporter(folder) as exporter:
         exporter.is_checked = False  # while it is stopped it answers nobody
         wait_for_quiet(exporter, quiet)
         with stopped(exporter.pid):
-            time.sleep(STALL_AFTER + 1)
+            time.sleep(seconds)
         resumed = time.time()
         check_a_pause(exporter, quiet, resumed)
         later = [scrape for scrape in exporter.scrapes.history if scrape.at > resumed + 1]
