@@ -6,10 +6,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
 
+from recordings.kept import VARIABLE
 from stallwatch import signals
 from stallwatch.drill.nvml_standin import NoCompilerError, build
 from stallwatch.model import (
@@ -43,6 +45,15 @@ Golden = Callable[[str, str], None]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden; the diff is the review")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A folder for what the workers of this run find out for each other; they are started after this."""
+    if VARIABLE not in os.environ:
+        folder = TemporaryDirectory(prefix="stallwatch-tests-")
+        os.environ[VARIABLE] = folder.name
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(lambda: os.environ.pop(VARIABLE, None))
 
 
 def our_loggers() -> list[logging.Logger]:

@@ -263,7 +263,7 @@ def found() -> list[Measured]:
 
 @needs_promtool
 def test_the_tables_are_what_the_run_gives(request: pytest.FixtureRequest) -> None:
-    """Some 40 s on two cores: the recordings are judged only once in a test session, the naive rules here."""
+    """Some 25 s on two cores: the recordings are judged only once in a test run, the naive rules here."""
     before = document.DOCUMENT.read_text(encoding="utf-8")
     after = document.written(before, document.tables(found()))
     if request.config.getoption("--update-golden"):

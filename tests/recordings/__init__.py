@@ -6,4 +6,5 @@ startup.py serving.py traps.py edges.py   the stories, from those pieces
 corpus.py   case -> how to make it
 truth.yaml  case -> what a verdict must say, and by when
 truth.py twins.py played.py   the table read, twins compared, a case replayed
+kept.py     a case replayed once for all workers of a test run
 """

@@ -13,6 +13,7 @@ from stallwatch.recordings.format import Reader, known_names, told_servers
 from stallwatch.recordings.replay import replay_lines
 
 from .corpus import make
+from .kept import once
 from .stage import Stage
 from .truth import Outcome, Truth, load_truth, outcome
 from .twins import Difference, difference
@@ -34,7 +35,7 @@ class Played:
     grown: Mapping[Series, float]
 
 
-@cache
+@once
 def play(case: str) -> Played:
     """Make a recording and put it through the code of `stallwatch replay`, in memory."""
     stage, truth = make(case), TRUTH[case]
@@ -71,7 +72,7 @@ def _values(stage: Stage, since: float, until: float) -> dict[Series, list[float
     return series
 
 
-@cache
+@once
 def difference_of(case: str) -> Difference:
     """Of a hang and its twin, until its verdict must stand."""
     truth, stage = TRUTH[case], make(case)
