@@ -52,8 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if VARIABLE not in os.environ:
         folder = TemporaryDirectory(prefix="stallwatch-tests-")
         os.environ[VARIABLE] = folder.name
-        config.add_cleanup(folder.cleanup)
-        config.add_cleanup(lambda: os.environ.pop(VARIABLE, None))
+
+        def forget() -> None:
+            folder.cleanup()
+            os.environ.pop(VARIABLE, None)
+
+        config.add_cleanup(forget)
 
 
 def our_loggers() -> list[logging.Logger]:
