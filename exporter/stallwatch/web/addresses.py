@@ -36,6 +36,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 def _bound(host: str, port: int) -> socket.socket:
     """Without a host: IPv6 and IPv4 in one socket; IPv4 alone where the kernel has no IPv6."""
+    bound = _made(host, port)
+    # Inherited by each client's socket: else the kernel keeps an answer back for 40 ms, until what went before it (of a
+    # handshake, for one) is acknowledged.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
+
+
+def _made(host: str, port: int) -> socket.socket:
     if not host and socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     family, _, _, _, place = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]  # noqa: S104 - asked for

@@ -1,10 +1,11 @@
 """The open connections: h11 parses, asyncio moves the bytes, and nothing waits for a client.
 
 A connection is in one of two states, and each has its deadline (Deadlines): it waits for a request, or it is
-being answered, until the client has taken the whole answer.  When `most` are open, the one that has waited
-longest is closed for a new one, so that clients who never finish a request keep no honest one out.  When too
-many answers are in flight, one that the kernel takes at once is given all the same, for it never is; for another the
-one that has lain untaken for longest is given up.  So clients who never take an answer keep no honest one out either.
+being answered, until the client has taken the whole answer.  When `most` are open, one of the largest crowd is closed
+for a new one (Crowds), so that clients who never finish a request keep no honest one out.  When too many answers are in
+flight, one that the kernel takes at once is given all the same, for it never is; for another the one that has lain
+untaken for longest is given up.  So clients who never take an answer keep no honest one out either.  What a client
+sent is looked at when it is its turn (Turns).
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import socket
 import struct
 import termios
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import h11
 
 from .app import App, Request, Response, Slow, plain
+from .crowds import Act, Client, Crowds, Turns
 from .passwords import Doubt, Gate, Settled
 
 _MAX_HEAD_BYTES = 16 << 10
@@ -54,16 +55,17 @@ class Deadlines:
 
 DEADLINES = Deadlines()
 
-
-class Client(Protocol):
-    """What holds a socket: a Connection, or one that is still in its handshake."""
-
-    def abort(self) -> None: ...
+CALM_SECONDS = 1.0
+"""Who asks again after so long on the same connection is looked at first: who wears a server down does not wait."""
 
 
 class Wire(Protocol):
-    """What a Connection needs of a socket's transport, or of TLS upon one."""
+    """What a Connection needs of a socket (wire.SocketWire), or of TLS upon one."""
 
+    address: str
+
+    @property
+    def is_asking(self) -> bool: ...
     def write(self, data: bytes) -> None: ...
     def close(self) -> None: ...
     def abort(self) -> None: ...
@@ -71,7 +73,6 @@ class Wire(Protocol):
     def get_extra_info(self, name: str) -> Any: ...
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
 class Clients:
@@ -86,51 +87,51 @@ class Clients:
         self._app = app
         self._gate = gate
         self._max_requests = max_requests
-        self._waiting: dict[Client, None] = {}  # the longest waiting first
-        self._answering: set[Client] = set()
+        self._crowds = Crowds()
+        self.turns = Turns(loop.call_soon)
         self._untaken: dict[Client, float] = {}  # since when (loop time) the written answer lies there, oldest first
-        self._ahead: deque[Callable[[], None]] = deque()
         self._slow = threading.Lock()
         self._is_closed = False
 
-    def admit(self) -> bool:
-        """Make room for a new connection; False when every open one takes its answer, and after `close`."""
+    def has_room(self) -> bool:
+        """Whether one more may come in, if need be in another's place (`admit`); not after `close`."""
         if self._is_closed:
             return False
-        if len(self._waiting) + len(self._answering) < self._most:
-            return True
-        oldest = next(iter(self._waiting), None)
-        if oldest is None:
-            return self._give_up_slowest()
-        oldest.abort()
-        return True
+        return len(self._crowds) < self._most or self._crowds.victim() is not None or self._slowest() is not None
 
-    def _give_up_slowest(self) -> bool:
-        """Close whose answer has lain untaken for longest; False when nobody's has for long enough."""
-        slowest, since = next(iter(self._untaken.items()), (None, 0.0))
-        if slowest is None or self.loop.time() - since < self.deadlines.untaken:
+    def admit(self) -> bool:
+        """Make room for a new connection; False where there is none to be had."""
+        if self._is_closed:
             return False
-        slowest.abort()
-        return True
+        if len(self._crowds) < self._most:
+            return True
+        victim = self._crowds.victim() or self._slowest()
+        if victim is not None:
+            victim.abort()
+        return victim is not None
+
+    def _slowest(self) -> Client | None:
+        """Whose answer has lain untaken for longest; None when nobody's has for long enough."""
+        slowest, since = next(iter(self._untaken.items()), (None, 0.0))
+        return None if self.loop.time() - since < self.deadlines.untaken else slowest
 
     def wait(self, connection: Client) -> None:
-        self.leave(connection)
-        self._waiting[connection] = None
+        self._untaken.pop(connection, None)
+        self._crowds.wait(connection)
 
     def leave(self, connection: Client) -> None:
-        self._waiting.pop(connection, None)
-        self._answering.discard(connection)
+        self._crowds.leave(connection)
         self._untaken.pop(connection, None)
 
     def close(self) -> None:
         """Close every connection, and from now on each new one."""
         self._is_closed = True
-        for connection in (*self._waiting, *self._answering):
+        for connection in self._crowds.everybody():
             connection.abort()
 
     def begin(self, connection: Client) -> None:
-        self.leave(connection)
-        self._answering.add(connection)
+        self._untaken.pop(connection, None)
+        self._crowds.answer(connection)
 
     def lies(self, connection: Client) -> None:
         """Its whole answer is written, and not yet taken."""
@@ -148,27 +149,20 @@ class Clients:
             return answer
         if isinstance(answer, Response) and takes(len(answer.body)):
             return answer
-        if self._give_up_slowest():
+        if (slowest := self._slowest()) is not None:
+            slowest.abort()
             return answer
         return plain(503, f"more than {self._max_requests} requests in flight")
 
     def _is_crowded(self) -> bool:
-        return 0 < self._max_requests < len(self._answering) - self._gate.waiting
+        return 0 < self._max_requests < self._crowds.answering - self._gate.waiting
 
-    def in_turn(self, advance: Callable[[], None]) -> None:
+    def in_turn(self, advance: Act, address: str = "") -> None:
         """Look at a request that was sent ahead, when it is its turn: one of all clients between two looks at all.
 
         Those who send many at once then wait for each other, and nobody else for them.
         """
-        self._ahead.append(advance)
-        if len(self._ahead) == 1:
-            self.loop.call_soon(self._next_ahead)
-
-    def _next_ahead(self) -> None:
-        advance = self._ahead.popleft()
-        if self._ahead:
-            self.loop.call_soon(self._next_ahead)
-        advance()
+        self.turns.put(advance, address)
 
     def settle(self, doubt: Doubt, settled: Settled) -> None:
         self._gate.settle(doubt, settled)
@@ -197,32 +191,28 @@ class Clients:
                 self.loop.call_soon_threadsafe(done, response)
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """One client: waits for a request, answers it, and waits again."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, address: str) -> None:
+        self.address = address
+        self.was_answered = False
         self._clients = clients
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._request = NO_REQUEST
         self._body_bytes = 0
         self._idle = False  # answered before, and no byte of the next request has come
+        self._idle_since = 0.0  # loop time
         self._answered = False  # the answer is written, though perhaps not yet taken
         self._undrained = False  # what is written has not been taken yet
         self._transport: Wire | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
-    # --- called by asyncio
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.take(cast(asyncio.Transport, transport))
+    # --- called by the wire
 
     def take(self, wire: Wire) -> None:
-        """Begin to wait for requests on it."""
+        """Begin to wait for requests on it; there is room."""
         self._transport = wire
-        self._transport.set_write_buffer_limits(high=0)
-        if not self._clients.admit():
-            self._transport.abort()
-            return
         self._wait(self._clients.deadlines.request)
 
     def data_received(self, data: bytes) -> None:
@@ -246,7 +236,15 @@ class Connection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
 
+    @property
+    def is_calm(self) -> bool:
+        return self._idle and self._clients.loop.time() - self._idle_since >= CALM_SECONDS
+
     # --- called by the other connections and by the timer
+
+    @property
+    def is_asking(self) -> bool:
+        return self._transport is not None and self._transport.is_asking
 
     def abort(self) -> None:
         """Close at once, whatever is unsent."""
@@ -376,14 +374,14 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._http.start_next_cycle()
-        self._request, self._answered = NO_REQUEST, False
-        self._idle = not self._http.trailing_data[0]
+        self._request, self._answered, self.was_answered = NO_REQUEST, False, True
+        self._idle, self._idle_since = not self._http.trailing_data[0], self._clients.loop.time()
         deadlines = self._clients.deadlines
         self._wait(deadlines.keep_alive if self._idle else deadlines.request)
         if self._idle:
             self._clients.loop.call_soon(self._advance)
         else:
-            self._clients.in_turn(self._advance)
+            self._clients.in_turn(self._advance, self.address)
 
 
 def _refusal(event: h11.Request) -> Response | None:

@@ -10,36 +10,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from typing import Any, cast
+from typing import Any
 
 from .access import Access, names_in
 from .connections import Clients, Connection
+from .wire import SocketWire
 
 _READ_BYTES = 16 << 10  # what a record holds at most
 
 
-class Secure(asyncio.Protocol):
+class Secure:
     """Shakes hands, then is the Wire of a Connection.
 
     What is wrong with a client is the client's business, and is not logged.
     """
 
-    def __init__(self, clients: Clients, access: Access, context: ssl.SSLContext) -> None:
+    was_answered = False
+
+    def __init__(self, clients: Clients, access: Access, context: ssl.SSLContext, address: str) -> None:
+        self.address = address
         self._clients, self._access = clients, access
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._raw: asyncio.Transport | None = None
+        self._raw: SocketWire | None = None
         self._connection: Connection | None = None  # once hands are shaken
         self._deadline: asyncio.TimerHandle | None = None
         self._is_paused = False
 
-    # --- called by asyncio
+    # --- called by the socket's wire
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._raw = cast(asyncio.Transport, transport)
-        if not self._clients.admit():
-            self._raw.abort()
-            return
+    def take(self, wire: SocketWire) -> None:
+        """Begin to wait for the handshake; there is room."""
+        self._raw = wire
         self._clients.wait(self)
         self._deadline = self._clients.loop.call_later(self._clients.deadlines.request, self.abort)
 
@@ -61,7 +63,15 @@ class Secure(asyncio.Protocol):
         if self._connection is not None:
             self._connection.connection_lost(error)
 
+    @property
+    def is_calm(self) -> bool:
+        return self._connection is not None and self._connection.is_calm
+
     # --- called by the Connection, and by the other clients while hands are shaken
+
+    @property
+    def is_asking(self) -> bool:
+        return self._raw is not None and self._raw.is_asking
 
     def write(self, data: bytes) -> None:
         with memoryview(data) as view:
@@ -97,13 +107,9 @@ class Secure(asyncio.Protocol):
     def resume_reading(self) -> None:
         if self._is_paused:
             self._is_paused = False
-            self._clients.loop.call_soon(self._advance)  # what came before the pause
+            self._clients.in_turn(self._advance, self.address)  # what came before the pause
         if self._raw is not None:
             self._raw.resume_reading()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        if self._raw is not None:
-            self._raw.set_write_buffer_limits(high, low)
 
     # --- the two states
 
@@ -130,7 +136,7 @@ class Secure(asyncio.Protocol):
         if names and not names & names_in(self._tls.getpeercert()):
             self.abort()
             return
-        self._connection = Connection(self._clients)
+        self._connection = Connection(self._clients, self.address)
         self._connection.take(self)
 
     def _read(self, connection: Connection) -> None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..descriptors import Shares, shares
 from .access import EVERYBODY, Access
-from .addresses import BACKLOG, ListenError, address_text, listen
+from .addresses import ListenError, address_text, listen
 from .app import App, Reload
 from .connections import DEADLINES, Clients, Connection, Deadlines
 from .passwords import Gate
 from .published import Published
 from .secure import Secure
+from .wire import EXHAUSTED, Door, SocketWire
 
 MAX_REQUESTS = 40  # as node_exporter
 STOP_SECONDS = 1.5
@@ -30,8 +30,6 @@ QUIET_SECONDS = 60.0
 """How often it is said, at most, that clients cannot be accepted."""
 
 log = logging.getLogger(__name__)
-
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def serve_http(
@@ -64,7 +62,7 @@ def serve_http(
         raise
     app = App(published, telemetry_path, reload)
     server = HttpServer(app, access, sockets, max_requests, deadlines, room or shares())
-    server.start(sockets)
+    server.start()
     return server
 
 
@@ -83,28 +81,31 @@ class HttpServer:
         self.addresses: tuple[str, ...] = tuple(map(address_text, sockets))
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(LoopErrors())
-        self._at_once = room.accepted  # how many asyncio accepts before it looks at one of them: its `backlog`
         self._access = access
         gate = Gate(access, self._loop.call_soon_threadsafe)
         self._clients = Clients(app, gate, max_requests, deadlines, self._loop, room.connections)
-        self._listeners: list[asyncio.Server] = []
+        self._doors = [Door(self._loop, each, self._clients, self._welcome, room.accepted) for each in sockets]
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._asked, self._asked_at, self._looks = 0, 0.0, 0  # these are the looker's,
         self._answered = 0  # this the thread's own
 
-    def start(self, sockets: Iterable[socket.socket]) -> None:
-        for each in sockets:
-            listening = self._loop.create_server(self._client, sock=each, backlog=self._at_once)
-            self._listeners.append(self._loop.run_until_complete(listening))
-            each.listen(BACKLOG)  # those who wait in the kernel cost us nothing
+    def start(self) -> None:
+        for door in self._doors:
+            door.open()
         self._thread.start()
 
-    def _client(self) -> asyncio.Protocol:
-        """Who speaks to a new client."""
-        access = self._access()
+    def _welcome(self, client: socket.socket, address: str) -> None:
+        """Make room for a new client, and have somebody speak to it."""
+        if not self._clients.admit():
+            client.close()
+            return
+        wire, access = SocketWire(self._loop, self._clients.turns, client, address), self._access()
         if access.tls is None:
-            return Connection(self._clients)
-        return Secure(self._clients, access, access.tls)
+            speaker: Connection | Secure = Connection(self._clients, address)
+        else:
+            speaker = Secure(self._clients, access, access.tls, address)
+        speaker.take(wire)
+        wire.begin(speaker)
 
     def stop(self) -> None:
         """Close the sockets and every connection, and end the thread; returns within two seconds."""
@@ -133,21 +134,15 @@ class HttpServer:
         self._loop.close()
 
     async def _end(self) -> None:
-        """Close what listens, what is open, and what is just being accepted (or shakes hands)."""
-        for listener in self._listeners:
-            listener.close()
+        """Close what listens and what is open (or shakes hands)."""
+        for door in self._doors:
+            door.close()
         self._clients.close()
-        await _turns()
-        accepting = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in accepting:
-            task.cancel()
-        if accepting:
-            await asyncio.wait(accepting, timeout=STOP_SECONDS / 2)
         await _turns()
 
 
 class LoopErrors:
-    """Errors nobody awaits.  A failed accept is said once in QUIET_SECONDS: asyncio tells each of hundreds a second."""
+    """Errors nobody awaits.  A failed accept is said once in QUIET_SECONDS."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -155,7 +150,7 @@ class LoopErrors:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
+        if not isinstance(error, OSError) or error.errno not in EXHAUSTED:
             loop.default_exception_handler(dict(context))
         elif self._clock() - self._said >= QUIET_SECONDS:
             self._said = self._clock()
@@ -163,6 +158,6 @@ class LoopErrors:
 
 
 async def _turns() -> None:
-    """Lets the loop do what is due: accept, close sockets, tell their connections."""
+    """Lets the loop do what is due: tell connections that they are closed."""
     for _ in range(5):
         await asyncio.sleep(0)
