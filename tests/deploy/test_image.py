@@ -89,6 +89,7 @@ def exporter(container: Container, port: int, **options: Any) -> list[str]:
 
 
 @pytest.mark.server
+@pytest.mark.quiet
 def test_it_is_up_within_two_seconds(container: Container, tmp_path: Path) -> None:
     """The best of a few, on a machine that is not busy with something else."""
     took: list[float] = []
