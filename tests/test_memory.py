@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from feed import TICK, WALL, CardFigures, Feed, Serving, server
 from stallwatch import signals
 from stallwatch.exposition import render
-from stallwatch.kept import CARRIED, CARRIED_SIGNALS, LEFT_OUT, Shift, plain, record
+from stallwatch.kept import CARRIED, CARRIED_SIGNALS, LEFT_OUT, Hashes, Shift, plain, record
 from stallwatch.memory import COUNTED_GAP_SECONDS, HISTORY_SECONDS, MOST_SERVERS, NAMING_SECONDS, Memory, Place
 from stallwatch.model import LogCounts, LogSums, ProcessId, RankName, Reading, Report, ServerReport
 from stallwatch.presentation import document as document_of
@@ -918,3 +918,20 @@ def test_servers_that_come_and_go_under_ever_new_names_leave_nothing_behind() ->
         memory.meet(run.timeline, run.episodes, [server(f"vllm-{number}"), server("stays")], float(number), 0.0)
 
     assert sum(len(getattr(memory, each.name)) for each in fields(memory) if each.name.startswith("_")) < 10
+
+
+def test_a_document_asks_anew_only_for_hashes_that_the_one_before_did_not_need() -> None:
+    asked: list[tuple[str | int, ...]] = []
+
+    def counting(*words: str | int) -> str:
+        asked.append(words)
+        return seal(*words)
+
+    hashes = Hashes(counting)
+    for names in (("a", "b"), ("b", "c"), ("a",)):
+        hashes.begin()
+        for name in (*names, *names):
+            assert hashes("log", name, 1) == seal("log", name, 1)
+
+    assert asked == [("log", "a", 1), ("log", "b", 1), ("log", "c", 1), ("log", "a", 1)]
+    assert len(hashes) == 3

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, lru_cache
+from operator import attrgetter
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -207,6 +208,28 @@ HASHED = "#"
 Seal = Callable[..., str]
 """Keyed hash of some words and numbers, as hexadecimal digits."""
 
+
+class Hashes:
+    """A seal that remembers what it was asked for the document before: most of it is asked again for each."""
+
+    def __init__(self, seal: Seal) -> None:
+        self._seal = seal
+        self._before: dict[tuple[str | int, ...], str] = {}
+        self._now: dict[tuple[str | int, ...], str] = {}
+
+    def __len__(self) -> int:
+        return len(self._before) + len(self._now)
+
+    def begin(self) -> None:
+        """Another document is made."""
+        self._before, self._now = self._now, {}
+
+    def __call__(self, *words: str | int) -> str:
+        known = self._now.get(words) or self._before.get(words) or self._seal(*words)
+        self._now[words] = known
+        return known
+
+
 # --- records to plain values and back -------------------------------------------------------------------------
 
 
@@ -217,22 +240,21 @@ def plain(value: Any) -> Any:
         return _finite(value)
     if kind in _ITSELF:
         return value
-    if (names := CARRIED.get(kind)) is not None:
-        return _plain_record(value, names)
-    if isinstance(value, str):
+    if kind is str:
         return value if _is_word(value) else ""
-    if isinstance(value, Mapping):
+    if kind in CARRIED:
+        return _plain_record(value, kind)
+    if kind is dict or (kind not in _ROWS and isinstance(value, Mapping)):
         return [[plain(key), plain(each)] for key, each in value.items() if is_closed(key)]
     if isinstance(value, frozenset | set):
         return sorted(plain(each) for each in value if is_closed(each))
     return [plain(each) for each in value]
 
 
-def _plain_record(value: Any, names: Iterable[str]) -> dict[str, Any]:
+def _plain_record(value: Any, kind: type) -> dict[str, Any]:
     """Without what is infinite.  Most fields are numbers, of which there are thousands: they are looked at once."""
     kept = dict[str, Any]()
-    for name in names:
-        each = getattr(value, name)
+    for name, each in zip(CARRIED[kind], _FIELDS[kind](value), strict=False):
         if type(each) in _ITSELF or (type(each) is float and math.isfinite(each)):
             kept[name] = each
         elif not _is_infinite(each):
@@ -241,6 +263,9 @@ def _plain_record(value: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 _ITSELF = frozenset((int, bool, type(None)))
+_ROWS = frozenset((list, tuple, deque))
+_FIELDS = {kind: attrgetter(*names, "__class__") for kind, names in CARRIED.items()}
+"""Record -> all of its kept fields at once; the last makes a row of a single one, too."""
 
 
 def _finite(value: float) -> float:
@@ -257,7 +282,12 @@ def _is_infinite(value: Any) -> bool:
 def is_closed(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(is_closed, value))
-    return not isinstance(value, str) or _WORD.fullmatch(value) is not None
+    return not isinstance(value, str) or _is_closed_word(value)
+
+
+@lru_cache(maxsize=4096)
+def _is_closed_word(value: str) -> bool:
+    return _WORD.fullmatch(value) is not None
 
 
 @lru_cache(maxsize=1024)

@@ -21,6 +21,7 @@ from .kept import (
     HASHED,
     MOST_ITEMS,
     PROCESS_SIGNALS,
+    Hashes,
     Seal,
     Shift,
     is_closed,
@@ -101,6 +102,10 @@ class Memory:
     _starts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     _met: dict[str, ProcessId] = field(default_factory=dict)
     _settling: dict[str, Settling] = field(default_factory=dict)
+    _hashes: Hashes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._hashes = Hashes(self.seal)
 
     def load(self, kept: Any, monotonic: float) -> str | None:
         """Take a document in.  None when it is of this boot, else the reason why nothing of it is used.
@@ -142,9 +147,7 @@ class Memory:
 
     def log_key(self, server: Server, log: str, *file: int) -> str:
         """Hash of a log of this start of a server, or of the file (device, inode) that it is in."""
-        return self.seal(
-            "position" if file else "log", server.name, server.root.pid, server.root.start_ticks, log, *file
-        )
+        return self.seal(*_log_words(server, log, *file))
 
     # --- after the restart --------------------------------------------------------------------------------------
 
@@ -307,6 +310,7 @@ class Memory:
         `places`: server -> its followed logs as of what the timeline was told, and `sums` what was counted of them.
         """
         names = list(names)
+        self._hashes.begin()
         entries = [
             entry
             for known in timeline
@@ -353,16 +357,20 @@ class Memory:
                 "clock": clock,
                 "starts": server.starts,
                 "episode": plain(episode),
-                "timeline": None if timeline.root_gone_at is not None else timeline_of(timeline, self.seal),
+                "timeline": None if timeline.root_gone_at is not None else timeline_of(timeline, self._hashes),
                 "ranks": [[n.pid, n.rank] for n in names if n.server == server.name and is_closed(n.rank)],
                 "logs": [
-                    [self.log_key(server, log, *file), told, mark]
+                    [self._hashes(*_log_words(server, log, *file)), told, mark]
                     for log, file, told, mark in places.get(server.name, ())
                 ],
                 "counted": list(map(_plain_sums, self.counted(server).values() if counted is None else counted)),
             }
         except ValueError:
             return None  # a number that is none: this server begins anew
+
+
+def _log_words(server: Server, log: str, *file: int) -> tuple[str | int, ...]:
+    return "position" if file else "log", server.name, server.root.pid, server.root.start_ticks, log, *file
 
 
 def _urgency(entry: Mapping[str, Any]) -> tuple[int, float]:

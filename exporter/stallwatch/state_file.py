@@ -30,6 +30,8 @@ VERSION = 1
 STATE, NEW, CORRUPT, KEY, LOCK = "state.json", "state.json.new", "state.json.corrupt", "key", "lock"
 
 LARGEST_BYTES = 1 << 20
+_FRAME_BYTES = 256
+"""What stands around the state in its file: version, hash, names."""
 KEY_BYTES = 32
 DIGEST_BYTES = 16
 
@@ -194,11 +196,13 @@ class StateFolder:
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Replace the document: the old one stands until the new one is whole on the disk."""
-        kept = _cut(state)
+        kept, text = state, _text(state)
+        if len(text) > LARGEST_BYTES - _FRAME_BYTES:
+            kept = _cut(state)
+            text = _text(kept)
         cut, self._is_cut = self._is_cut, len(kept["servers"]) < len(state["servers"])
         if self._is_cut and not cut:
             log.warning("state is cut", extra={"servers": len(state["servers"]), "kept": len(kept["servers"])})
-        text = _text(kept)
         self._replace(STATE, f'{{"version":{VERSION},"mac":"{self._mac(text)}","state":{text}}}\n'.encode())
 
     def _mac(self, text: str) -> str:
@@ -318,7 +322,7 @@ def _no_number(name: str) -> Any:
 
 def _cut(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """As many servers, in their order, as there is room for; one that is too large takes no room from the others."""
-    left = LARGEST_BYTES - len(_text({**state, "servers": []})) - 256
+    left = LARGEST_BYTES - len(_text({**state, "servers": []})) - _FRAME_BYTES
     servers = list[Any]()
     for entry in state["servers"]:
         size = len(_text(entry)) + 1
