@@ -100,10 +100,12 @@ ALLOWED: Mapping[str, str] = {
     "sources.gpus.nvml_child": "children sources.gpus.nvml",
     "sources.node": "model signals sources sources.locks sources.procfs sources.shm",
     "sources.process_table": "model sources.blocking_reads sources.discovery sources.procfs",
+    "sources.crew": "model descriptors sources.cgroups sources.discovery sources.members sources.process_table"
+    " sources.procfs",
     "sources.processes": "model descriptors signals config frameworks sources sources.admission sources.attribution"
     " sources.blocking_reads sources.cgroup_roots sources.cgroups sources.cgroup_state sources.discovery"
     " sources.logs.guard sources.logs.mounts sources.logs.streams"
-    " sources.members"
+    " sources.crew sources.members"
     " sources.process_table sources.procfs sources.readings sources.unit_state sources.untrusted_paths",
     "sources.procfs": "model descriptors sources.cgroup_roots",
     "sources.socket_diag": "",

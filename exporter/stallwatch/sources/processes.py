@@ -1,7 +1,7 @@
 """The `processes` collector: finds the servers of this node and reads what their processes do.
 
-Discovery (discovery.py) decides which processes belong to which server; this module keeps the servers it
-found, names their ranks and notices deaths.  What it says of them stands in `readings`.
+Discovery (discovery.py) understands command lines, `crew` says who belongs to a server and which rank each is; this
+module keeps the servers that were found and notices deaths.  What it says of them stands in `readings`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import os
 import pwd
 import re
-from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar
@@ -20,7 +19,7 @@ from .. import signals
 from ..config import Config, ConfiguredServer
 from ..descriptors import Room, shares
 from ..frameworks import Framework
-from ..model import Observation, ProcessId, Scene, Server, Signal, is_rank_name
+from ..model import Observation, ProcessId, Scene, Server, Signal
 from . import Host, Moment
 from .admission import TRUSTED, Berth, berth_of, has_room
 from .attribution import RETRY_SECONDS, Attribution, Home
@@ -28,7 +27,8 @@ from .blocking_reads import BlockingReads, CommandLine, CommandLines
 from .cgroup_roots import roots
 from .cgroup_state import CgroupFiles, Surroundings
 from .cgroups import Cgroup, parse_cgroup
-from .discovery import COMPILERS, Command, Facts, matched_part, understand
+from .crew import Crew
+from .discovery import Command, Facts, matched_part, understand
 from .logs.guard import Guards, Questions
 from .logs.mounts import Mounts
 from .logs.streams import StreamPlaces
@@ -47,9 +47,6 @@ UNIDENTIFIED = Signal(
     (),
     "node",
 )
-
-TITLE_SECONDS = 30.0
-"""How often the titles of a starting server's processes are read again."""
 
 MOST_STARTS = 1024
 """Server names whose starts are remembered."""
@@ -75,8 +72,6 @@ _SUPERVISORS = frozenset(
 
 _ENGINES = ("engine", "rank", "worker", "controller")
 """Roles by title that show an engine inside another program."""
-
-_MAY_START_WORKERS = ("main", "engine", "controller", "worker")
 
 
 class Processes:
@@ -114,7 +109,6 @@ class Processes:
     ) -> None:
         self._host = host
         self._pending: Config | None = None
-        self._apply(host.config)
         self._proc = ProcFs(host.proc)
         self._boot = self._proc.boot_time()
         self._reads = reads or BlockingReads(host.proc, host.read_deadline_seconds)
@@ -130,21 +124,24 @@ class Processes:
         self._pids: dict[str, int] = {}  # by file that holds one, at this look
         self._units = units or UnitStates(find_program(host.root))
         self._room = Room(shares().members if most_kept is None else most_kept)
-        self._children: dict[int, list[Known]] = {}
-        self._strays: list[Known] = []
+        self._crew = Crew(self._proc, self._table, self._room)
+        self._apply(host.config)
         self._tracked: dict[str, Tracked] = {}
         self._starts: dict[str, int] = {}
         self.starts_before: Callable[[str, ProcessId], int] = lambda name, root: 0
         """Starts counted before a restart of ours, without the present one; set where a state is kept."""
         self._left: set[ProcessId] = set()  # still alive after their server started anew
         self._dropped: dict[ProcessId, Berth] = {}  # servers without room, and where they would have it
-        self._refused: set[ProcessId] = set()
         self._now = 0.0
         self.again_seconds: float | None = None
         self._hidden = False  # at the last look, others' processes were not shown to us
         self._has_looked = False
         self.dropped_servers = 0  # servers that found no room, so far
-        self.dropped_ranks = 0  # processes of servers that found no room, so far
+
+    @property
+    def dropped_ranks(self) -> int:
+        """Processes of servers that found no room, so far."""
+        return self._crew.dropped
 
     def configure(self, config: Config) -> None:
         """Take a new configuration at the next read."""
@@ -157,6 +154,7 @@ class Processes:
         self._wanted = frozenset(f.name for f in self._host.frameworks if not wanted or f.name in wanted)
         prefixes = [*_PYTHONS, *(comm for framework in self._host.frameworks for comm in framework.comms)]
         self._candidate = re.compile("|".join(map(re.escape, prefixes)))
+        self._crew.configure(self._candidate, config.limits.ranks)
         self._reads_all = any(server.match.command for server in config.servers)
 
     def close(self) -> None:
@@ -179,9 +177,9 @@ class Processes:
         self._pids = {}
         self._table.look(now.monotonic)
         self._table.read_commands(self._is_candidate, now.monotonic)
-        self._children = self._table.children()
+        self._crew.begin()
         self._find_servers(now.monotonic)
-        self._strays = self._find_strays()
+        self._crew.note_strays({process for tracked in self._tracked.values() for process in tracked.members})
         for tracked in self._tracked.values():
             if tracked.ended_at is None:
                 self._follow(tracked, scene, now.monotonic)
@@ -261,7 +259,8 @@ class Processes:
         framework = self._framework(command.framework) if command is not None else None
         if command is None or framework is None or not framework.single_process or parent is None:
             return False
-        return parent.command is not None and parent.command.framework == framework.name and not self._is_copy(known)
+        is_same = parent.command is not None and parent.command.framework == framework.name
+        return is_same and not self._crew.is_copy(known)
 
     def _find_configured(self, configured: ConfiguredServer, taken: set[ProcessId], now: float) -> None:
         current = self._tracked.get(configured.name)
@@ -351,7 +350,7 @@ class Processes:
         rank = LONE_RANK if framework.single_process else "main"
         tracked.members[root.id] = Member(self._proc, root, "main", rank, now, self._room)
         self._tracked[name] = tracked
-        self._adopt(tracked, now)
+        self._crew.adopt(tracked, now)
         taken.update(tracked.members)
 
     def _lives(self, tracked: Tracked) -> bool:
@@ -404,19 +403,14 @@ class Processes:
         """Refresh the members, adopt new ones, name the ranks, notice deaths, count the children."""
         for process in tuple(tracked.members):
             self._table.refresh(process, now)
-        self._read_titles(tracked, scene, now)
-        self._dismiss(tracked)
-        self._adopt_named(tracked, scene, now)
-        children = self._adopt(tracked, now)
-        self._name_ranks(tracked, scene)
-        self._keep_to_limit(tracked)
+        children = self._crew.follow(tracked, scene, now)
         for member in tuple(tracked.members.values()):
             member.look(now)
             if member.dead:
                 tracked.bury(member, now)
             elif member.missing_since is not None:
                 self.again_seconds = SECOND_LOOK_SECONDS
-        self._count_children(tracked, children, now)
+        self._crew.count_children(tracked, children, now)
         tracked.forget_dead(self._config.limits.ranks)
         if not tracked.members:
             tracked.ended_at = now
@@ -458,168 +452,6 @@ class Processes:
         known = self._table.find(process)
         return known is not None and not known.stat.is_over
 
-    def _read_titles(self, tracked: Tracked, scene: Scene, now: float) -> None:
-        """While a server starts its processes are still being named."""
-        is_due = tracked.name not in scene.ready and now - tracked.titles_read >= TITLE_SECONDS
-        if is_due:
-            tracked.titles_read = now
-        for process in tracked.members:
-            known = self._table.find(process)
-            if known is None or process == tracked.root:
-                continue
-            if known.command is None or known.is_changed or (is_due and now > known.command_read):
-                self._table.read_command(known, now)
-
-    def _dismiss(self, tracked: Tracked) -> None:
-        """Let go of workers without a title that became something else: a tool, a compiler."""
-        roles = {member.id.pid: member.role for member in tracked.members.values()}
-        for member in tuple(tracked.members.values()):
-            known = self._table.find(member.id)
-            if member.role != "worker" or member.name or known is None or known.command is None:
-                continue
-            above = roles.get(known.stat.ppid)
-            if known.command.reason is None and above is not None and not self._role(known, above):
-                tracked.retire(member)
-                tracked.drop(member)
-
-    def _adopt(self, tracked: Tracked, now: float) -> list[tuple[ProcessId, str]]:
-        """Take in descendants as members, by title or as spawned workers; return the ranks' other children.
-
-        In order of descent: a parent stands before its children.
-        """
-        others: list[tuple[ProcessId, str]] = []
-        queue = deque((member.id.pid, member.role, False) for member in tracked.members.values())
-        seen = {pid for pid, _, _ in queue}
-        while queue:
-            pid, above, is_below_rank = queue.popleft()
-            for known in self._children.get(pid, ()):
-                if known.stat.pid in seen:
-                    continue
-                seen.add(known.stat.pid)
-                if known.command is None and self._candidate.match(known.stat.comm):
-                    self._table.read_command(known, now)
-                role = "" if is_below_rank or known.stat.is_over else self._role(known, above)
-                if role and len(tracked.members) > self._config.limits.ranks * 2:
-                    self._refuse(known.id)
-                    continue
-                if role:
-                    tracked.members[known.id] = Member(self._proc, known, role, _rank_of(known, role), now, self._room)
-                    queue.append((known.stat.pid, role, False))
-                    continue
-                counts = is_below_rank or above in ("rank", "engine")
-                if counts and not (known.command and known.command.kind == "tracker"):
-                    others.append((known.id, _child_kind(known)))
-                queue.append((known.stat.pid, above, counts))
-        return others
-
-    def _adopt_named(self, tracked: Tracked, scene: Scene, now: float) -> None:
-        """Take in workers that another program keeps for this server, as Ray's daemon does: its log names their PIDs.
-
-        A title that other programs have, too, is not enough; nor is a PID, which another container may have as well.
-        """
-        named = {item.pid for item in scene.rank_names if item.server == tracked.name} if self._strays else set()
-        root = self._table.find(tracked.root)
-        if not named or root is None:
-            return
-        for known in tuple(self._strays):
-            is_ours = known.user == root.user
-            if is_ours and self._proc.inner_pid(known.stat.pid) in named and self._is_beside(tracked, known):
-                tracked.members[known.id] = Member(self._proc, known, "worker", "worker", now, self._room)
-                self._strays.remove(known)
-
-    def _find_strays(self) -> list[Known]:
-        """Workers by a title that other programs have as well, which belong to no server yet."""
-        taken = {process for tracked in self._tracked.values() for process in tracked.members}
-        return [
-            known
-            for known in self._table
-            if known.command is not None
-            and known.command.role == "worker"
-            and not known.command.titled_by
-            and not known.stat.is_over
-            and known.id not in taken
-        ]
-
-    def _is_beside(self, tracked: Tracked, known: Known) -> bool:
-        """Whether a process is in the server's container, or in none as the server."""
-        theirs, its = (parse_cgroup(text) for text in (self._proc.cgroup(known.stat.pid), tracked.around.text))
-        return theirs.container == its.container
-
-    def _keep_to_limit(self, tracked: Tracked) -> None:
-        """Let go of ranks beyond the limit, and of as many others; titles may make a rank of any process."""
-        found: Counter[bool] = Counter()
-        for member in tuple(tracked.members.values()):
-            kind = is_rank_name(member.rank)
-            found[kind] += member.id != tracked.root
-            if found[kind] > self._config.limits.ranks:
-                self._refuse(member.id)
-                tracked.retire(member)
-                tracked.drop(member)
-
-    def _refuse(self, process: ProcessId) -> None:
-        self.dropped_ranks += process not in self._refused
-        self._refused.add(process)
-
-    def _role(self, known: Known, above: str) -> str:
-        """The role of a descendant of a member of role `above`; "" when it is none (a tool, a compiler).
-
-        A child that still shows its parent's command was forked by it and is about to become something: below
-        a rank a tool it runs, else perhaps a worker, but never what its title says.
-        """
-        command = known.command
-        if command is None or above == "rank" or command.kind in ("tracker", "compiler"):
-            return ""
-        is_copy = self._is_copy(known)
-        if command.role and not is_copy:
-            return command.role
-        return "worker" if above in _MAY_START_WORKERS and (is_copy or command.kind == "spawned") else ""
-
-    def _is_copy(self, known: Known) -> bool:
-        above = self._table.get(known.stat.ppid)
-        if above is None or above.command is None or known.command is None:
-            return False
-        return bool(known.command.fingerprint) and known.command.fingerprint == above.command.fingerprint
-
-    def _name_ranks(self, tracked: Tracked, scene: Scene) -> None:
-        """Titles first, then what the log says; what is still unnamed may be the only one there can be."""
-        by_log = {item.pid: item.rank for item in scene.rank_names if item.server == tracked.name}
-        for member in tracked.members.values():
-            known = self._table.find(member.id)
-            command = known.command if known is not None else None
-            is_titled = command is not None and command.role and known is not None and not self._is_copy(known)
-            if member.id != tracked.root and command is not None and is_titled:
-                member.role, member.name = command.role, command.rank or command.role
-            if member.role == "worker" and by_log:
-                member.name = by_log.get(member.inner_pid, member.name)
-        lone = self._lone_ranks(tracked)
-        for member in tracked.members.values():
-            if member.id != tracked.root:
-                tracked.rename(member, lone.get(member.id) or member.name or "worker")
-
-    def _lone_ranks(self, tracked: Tracked) -> dict[ProcessId, str]:
-        """Engines that run the model themselves, and the one worker of an engine: ranks without a rank's name."""
-        members = tracked.members.values()
-        facts = tracked.facts
-        if tracked.role != "server" or any(is_rank_name(member.name) for member in members):
-            return {}
-        engines = [member for member in members if member.role == "engine"]
-        workers = [m for m in members if m.name == "worker" and any(m.ppid == e.id.pid for e in engines)]
-        if tracked.expected == 1 and len(engines) == 1 and len(workers) <= 1:
-            return {(workers or engines)[0].id: LONE_RANK}
-        if facts.data_parallel > 1 and facts.tensor_parallel * facts.pipeline_parallel == 1 and not workers:
-            return {engine.id: f"DP{engine.name.removeprefix('engine') or 0}" for engine in engines}
-        return {}
-
-    def _count_children(self, tracked: Tracked, children: list[tuple[ProcessId, str]], now: float) -> None:
-        for process, _ in children:
-            self._table.refresh(process, now)
-        found = [(self._table.find(process), kind) for process, kind in children]
-        watched = [m for m in tracked.members.values() if m.role in ("rank", "engine") and m.missing_since is None]
-        tracked.children.update(
-            [member.last for member in watched if member.last is not None],
-            [(known.stat, kind) for known, kind in found if known is not None and known.id not in tracked.members],
-        )
-
     def _forget(self, now: float) -> None:
         for name, tracked in tuple(self._tracked.items()):
             if tracked.ended_at is not None and now - tracked.ended_at > self._config.retention:
@@ -628,7 +460,7 @@ class Processes:
         self._homes.forget({tracked.placement.container for tracked in self._tracked.values()})
         self._left = {process for process in self._left if self._table.find(process)}
         self._dropped = {process: berth for process, berth in self._dropped.items() if self._table.find(process)}
-        self._refused = {process for process in self._refused if self._table.find(process)}
+        self._crew.forget()
 
     # --- what belongs to no tracked server ----------------------------------------------------------------
 
@@ -684,17 +516,6 @@ def _gpus_by_pid(scene: Scene) -> dict[int, list[str]]:
 
 def _by_start(known: Known) -> tuple[int, int]:
     return known.stat.start_ticks, known.stat.pid
-
-
-def _rank_of(known: Known, role: str) -> str:
-    command = known.command
-    titled = command.rank if command is not None and command.role == role else ""
-    return titled or role
-
-
-def _child_kind(known: Known) -> str:
-    is_tool = known.command is not None and known.command.kind == "compiler"
-    return "compiler" if is_tool or known.stat.comm in COMPILERS else "other"
 
 
 def _close(tracked: Tracked) -> None:
