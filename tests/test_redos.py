@@ -1,8 +1,9 @@
 """No expression takes longer than the length of its text: each is fed what makes a backtracking search go wrong.
 
 For every repetition in an expression a text is made that comes to it, goes on with what it repeats, and then does not
-end as the expression wants.  Where a text of one length takes long, one of four times the length must take about four
-times as long: with one that is quadratic it takes sixteen times.  No time by itself is judged, a machine may be busy.
+end as the expression wants.  Of one that has four times as many rounds it must take about four times as many steps: one
+that is quadratic takes sixteen times.  No time is measured; steps are counted (regex_steps), and what whole lines cost
+is added up (text_costs), so that it is the same on every machine.
 """
 
 from __future__ import annotations
@@ -12,37 +13,43 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache
 from pathlib import Path
 from re import _constants as codes  # type: ignore[attr-defined]  # how an expression is built is told there only
-from re import _parser as parser  # type: ignore[attr-defined]
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
+from regex_steps import OF_ONE, REPEATS, Steps, TooManyStepsError
 from stallwatch.config import Limits
-from stallwatch.frameworks import Framework, load_frameworks
-from stallwatch.sources.discovery import matched_part, understand
+from stallwatch.frameworks import load_frameworks
 from stallwatch.sources.logs.lines import LogScanner
 from stallwatch.sources.logs.text import CLASSIFIED_CHARACTERS, text_of
+from text_costs import Meter, metered, steps_of, told
 
 SOURCE = Path(__file__).parents[1] / "exporter" / "stallwatch"
 
-LENGTHS = (4000, 16000)
-"""Characters of the two texts; the longest that is ever searched has CLASSIFIED_CHARACTERS or is bounded below that."""
-SUSPECT_SECONDS = 0.6e-3
-"""Below this the shorter text is not worth a second look: the longest one takes 16 times as long at most."""
-FEWER = (1000, 4000)
-"""For what is known to be slow, or has its time for other reasons."""
-MOST_RATIO = 8.0
-TRIES = 5
-LONGEST_NAME, AT_ONCE_SECONDS = 255, 0.05
-"""Bytes of a part of a path; a hundred times of what the slowest takes of so many."""
+LENGTH = 128
+"""Characters of the shorter text, at least, without those that lead to the repetition."""
+ROUNDS = 4
+"""Of what is repeated, at least; and how much longer the longer text is."""
+MOST_RATIO = 5.0
+"""The steps of the longer text to those of the shorter; what grows with the text only has 4.7 at most."""
+FAR = 10.0
+MOST_STEPS = 200_000
+"""Of the shorter text; none that is well made takes 20,000."""
+ENDLESS = 1000
+"""A repetition of so many may go on for ever, as far as these lengths tell."""
+LONGEST_NAME, AT_ONCE_STEPS = 255, 150_000
+"""Bytes of a part of a path; steps of so many."""
+COST_LENGTHS = (500, 2000)
+"""Of what is hostile in a line or a title."""
 MANY = 16
 """A repetition of at least so many is one."""
 PUMPS = (
+    "\n",
     "0",
     "a",
     "A",
@@ -158,58 +165,99 @@ def _is_in(sign: str, member: tuple[Any, Any]) -> bool:
     return _CLASSES.get(argument) == sign
 
 
-def texts_for(pattern: re.Pattern[Any]) -> Iterator[Callable[[int], str]]:
-    """Makers of texts of any length."""
-    tree = parser.parse(pattern.pattern, pattern.flags & ~re.DEBUG)
-    seen = set()
-    for lead, pump in examples(tree):
+class Text(NamedTuple):
+    """What leads to a repetition, what is repeated, and how it ends."""
+
+    lead: str
+    repeated: str
+    end: str
+
+    def of(self, length: int, times: int = 1) -> str:
+        return self.lead + self.repeated * max(ROUNDS, length // len(self.repeated)) * times + self.end
+
+
+def texts_for(steps: Steps) -> Iterator[Text]:
+    """Texts that differ to an expression.
+
+    Where it can tell one character from another, but not whether a text comes again, those it cannot tell apart are as
+    good as the same.
+    """
+    seen, look, is_alike = set[Any](), looks(steps), "GROUPREF" not in repr(steps.tree)
+    for lead, pump in examples(steps.tree):
         for repeated in dict.fromkeys((pump or lead or "0", lead + (pump or ""), *(PUMPS if pump else ()))):
             for end in ENDS:
-                if repeated and (lead, repeated, end) not in seen:
-                    seen.add((lead, repeated, end))
-                    yield partial(_text, lead, repeated, end)
+                text = Text(lead, repeated, end)
+                seems = tuple(tuple(map(look, part)) for part in text) if is_alike else text
+                if repeated and seems not in seen:
+                    seen.add(seems)
+                    yield text
 
 
-def _text(lead: str, repeated: str, end: str, length: int) -> str:
-    return lead + repeated * (length // len(repeated)) + end
+def looks(steps: Steps) -> Callable[[str], tuple[bool, ...]]:
+    """What an expression can tell of a character; of bytes, of each of those that it is made of."""
+
+    @cache
+    def look(sign: str) -> tuple[bool, ...]:
+        signs = sign if steps.flags & re.UNICODE else sign.encode("utf-8", "replace").decode("latin-1")
+        return tuple(test[each] for each in signs for test in steps.tests)
+
+    return look
 
 
-# --- how long it takes ---------------------------------------------------------------------------------------
+# --- how many steps it takes ---------------------------------------------------------------------------------
 
 
-def seconds(run: Callable[[Any], object], text: str | bytes, tries: int = 1) -> float:
-    """The shortest of some tries."""
-    best = float("inf")
-    for _ in range(tries):
-        begin = time.thread_time()
-        run(text)
-        best = min(best, time.thread_time() - begin)
-    return best
+@cache
+def length_for(steps: Steps) -> int:
+    return max(LENGTH, reach(steps.tree) * 5 // 4)
+
+
+def reach(items: Iterable[Any]) -> int:
+    """Characters until all that is bounded in an expression has come to its bounds."""
+    return sum(_reach(code, argument) for code, argument in items)
+
+
+def _reach(code: Any, argument: Any) -> int:
+    if code in REPEATS:
+        least, most, body = argument
+        most = least if most is codes.MAXREPEAT or most > ENDLESS else most
+        return max(1, int(most)) * reach(body)
+    if code is codes.BRANCH:
+        return max(map(reach, argument[1]))
+    if code in (codes.SUBPATTERN, codes.ATOMIC_GROUP):
+        return reach(argument[-1] if code is codes.SUBPATTERN else argument)
+    return int(code in OF_ONE)
 
 
 def slow_texts(expression: Expression) -> list[str]:
     """The beginnings of texts that take longer than their length."""
-    pattern = expression.pattern
-    run: Callable[[Any], object] = getattr(pattern, expression.use)
-    found = []
-    for make in texts_for(pattern):
-        if is_superlinear(run, make, isinstance(pattern.pattern, bytes)):
-            found.append(make(40))
-    return found
+    steps = steps_of(expression.pattern)
+    return [text.of(1)[:40] for text in texts_for(steps) if is_superlinear(expression, text)]
 
 
-def is_superlinear(
-    run: Callable[[Any], object], make: Callable[[int], str], as_bytes: bool = False, lengths: tuple[int, int] = LENGTHS
-) -> bool:
-    short, long = (make(length).encode("utf-8", "replace") if as_bytes else make(length) for length in lengths)
-    if seconds(run, short) < SUSPECT_SECONDS or seconds(run, short, TRIES) < SUSPECT_SECONDS:
-        return False
-    return seconds(run, long, TRIES) > MOST_RATIO * seconds(run, short, TRIES)
+def is_superlinear(expression: Expression, text: Text, most: float = MOST_RATIO) -> bool:
+    length = length_for(steps_of(expression.pattern))
+    try:
+        few = steps_for(expression, text.of(length), MOST_STEPS)
+        steps_for(expression, text.of(length, ROUNDS), int(most * few))
+    except TooManyStepsError:
+        return True
+    return False
+
+
+def steps_for(expression: Expression, text: str, budget: int) -> int:
+    """Steps that a text takes; they are those to what `re` finds."""
+    pattern, steps = expression.pattern, steps_of(expression.pattern)
+    read = text.encode("utf-8", "replace") if isinstance(pattern.pattern, bytes) else text
+    span, found = steps.run(expression.use, read, budget=budget), getattr(pattern, expression.use)(read)
+    assert span == (found and found.span()), (pattern.pattern, expression.use, text[:80])
+    return steps.steps
 
 
 # --- the expressions -----------------------------------------------------------------------------------------
 
 
+@cache
 def shipped() -> list[Expression]:
     """All of the files of the frameworks."""
     found: dict[tuple[Any, str], Expression] = {}
@@ -277,10 +325,14 @@ def in_code() -> list[Expression]:
     return [*compiled(lambda module: module not in OF_OURS and module not in BOUNDED), *in_calls()]
 
 
+@cache
+def made_by_import() -> list[Any]:
+    return list(json.loads(subprocess.run([sys.executable, "-c", _ALL], capture_output=True, check=True).stdout))
+
+
 def compiled(is_wanted: Callable[[str], bool]) -> list[Expression]:
-    answer = subprocess.run([sys.executable, "-c", _ALL], capture_output=True, check=True)
     found: dict[tuple[Any, int, str], Expression] = {}
-    for module, names, kind, text, flags in json.loads(answer.stdout):
+    for module, names, kind, text, flags in made_by_import():
         if text in SHORT or not is_wanted(module):
             continue
         pattern = re.compile(text.encode("latin-1") if kind == "bytes" else text, flags)
@@ -316,29 +368,44 @@ _CALLS = {f"re.{name}" for name in ("search", "match", "fullmatch", "sub", "subn
 
 
 @pytest.mark.parametrize("group", range(4))
-def test_the_time_of_every_shipped_expression_grows_with_its_text_only(group: int) -> None:
+def test_the_steps_of_every_shipped_expression_grow_with_its_text_only(group: int) -> None:
     slow = {each.name: found for each in shipped()[group::4] if (found := slow_texts(each))}
 
     assert slow == {}
 
 
-def test_the_time_of_every_expression_in_the_code_grows_with_its_text_only() -> None:
+def test_the_steps_of_every_expression_in_the_code_grow_with_its_text_only() -> None:
     slow = {f"{each.name} ({each.use})": found for each in in_code() if (found := slow_texts(each))}
 
     assert slow == {}
 
 
+def slow_of_short(expressions: Iterable[Expression]) -> list[str]:
+    """Texts as long as a part of a path that take more steps than some for each character."""
+    return [
+        f"{expression.name}: {text.of(1)[:40]!r}"
+        for expression in expressions
+        for text in texts_for(steps_of(expression.pattern))
+        if takes_long(expression, text.of(LONGEST_NAME))
+    ]
+
+
+def takes_long(expression: Expression, text: str) -> bool:
+    try:
+        steps_for(expression, text, AT_ONCE_STEPS)
+    except TooManyStepsError:
+        return True
+    return False
+
+
 def test_what_is_short_is_read_at_once_however_it_is_made() -> None:
     """An exponential one would take for ever of a few dozen characters."""
-    slow = []
-    for expression in compiled(lambda module: module in BOUNDED):
-        run, is_bytes = getattr(expression.pattern, expression.use), isinstance(expression.pattern.pattern, bytes)
-        for make in texts_for(expression.pattern):
-            text = make(LONGEST_NAME).encode("utf-8", "replace") if is_bytes else make(LONGEST_NAME)
-            if seconds(run, text) > AT_ONCE_SECONDS and seconds(run, text, TRIES) > AT_ONCE_SECONDS:
-                slow.append(f"{expression.name}: {make(20)!r}")
+    assert slow_of_short(compiled(lambda module: module in BOUNDED)) == []
 
-    assert slow == []
+
+@pytest.mark.parametrize("text", [r"(a+)+b", r"\w*\w*\w*;"])
+def test_what_is_short_and_takes_long_is_found(text: str) -> None:
+    assert slow_of_short([Expression("", re.compile(text))]) != []
 
 
 LOOKED_AT = ("logs.shapes", "logs.text", "discovery.py", "json_lines", "http_probe.py", "strict_yaml", "web.access")
@@ -362,25 +429,46 @@ def test_all_expressions_are_looked_at() -> None:
         (r"\w+://", "search"),
         (r"\b[0-9a-f]*\d[0-9a-f]*\b", "search"),  # once masked hashes
         (r"([A-Z]+(?:_[A-Z]+)*)(\d{1,5})(?!\d)", "search"),  # once read the parts of a rank's name
+        (r"(?:a|a)*b", "match"),
+        (r"(?:a|aa)+$", "match"),
+        (r"(?:[a-z]+[0-9]*)*;", "fullmatch"),
+        (r"\s+$", "search"),
+        (r"(?m)^\s*#", "search"),
+        (r"(?i)[a-z]+@", "search"),
+        (r"(?s).*,.*;", "match"),
+        (r"\w*?\w*?-", "match"),
+        (r"(a*)\1b", "match"),
+        (r"(?:(?=\w*;)|\w)*!", "match"),
+        (r"(?>\w+)=", "search"),
+        (r"\w++=", "search"),
+        (rb"[^>]*>", "search"),
     ],
 )
-def test_an_expression_that_backtracks_is_found(text: str, use: str) -> None:
-    run = partial(_bounded, re.compile(text), use)
+def test_an_expression_that_backtracks_is_found(text: str | bytes, use: str) -> None:
+    """Far from where it would not be."""
+    found = Expression("", re.compile(text), use)
 
-    assert any(is_superlinear(run, make, lengths=FEWER) for make in texts_for(re.compile(text)))
-
-
-def _bounded(pattern: re.Pattern[str], use: str, text: str) -> object:
-    """Exponential ones are cut to what they do in milliseconds: twice as long for a few characters more."""
-    if pattern.pattern.startswith(("(a+)+", "x(?:")):
-        text = text[: 14 + len(text) // 1000]
-    return getattr(pattern, use)(text)
+    assert any(is_superlinear(found, made, most=FAR) for made in texts_for(steps_of(found.pattern)))
 
 
 @pytest.mark.parametrize(
-    ("text", "use"), [(r"\d+x", "match"), (r"[^x]*x", "match"), (r"ab+c", "search"), (r"\S{1,20} x", "search")]
+    ("text", "use"),
+    [
+        (r"\d+x", "match"),
+        (r"[^x]*x", "match"),
+        (r"ab+c", "search"),
+        (r"\S{1,20} x", "search"),
+        (r"(?:\w+\s)*!", "match"),
+        (r"(?>a+)+b", "match"),
+        (r"(?:a++)+b", "match"),
+        (r"(?<!\s)\s+$", "search"),
+        (r"(?m)^[ \t]*#", "search"),
+        (r"(?<!\w)\w++=", "search"),
+        (r"(a{0,9})\1b", "search"),
+        (rb"<[^<>]*>", "search"),
+    ],
 )
-def test_an_expression_that_does_not_backtrack_is_not(text: str, use: str) -> None:
+def test_an_expression_that_does_not_backtrack_is_not(text: str | bytes, use: str) -> None:
     assert slow_texts(Expression("", re.compile(text), use)) == []
 
 
@@ -410,21 +498,98 @@ HOSTILE = {
 LEADS = ("", "INFO 01-01 00:00:00 [x.py:1] ", "[2026-01-01 00:00:00 TP0] ", '{"time":"1","message":"')
 
 
-def feed_to(framework: Framework, lead: str, text: str) -> None:
-    """Also with the literals of all patterns in it, so that each is tried."""
-    literals = " ".join(dict.fromkeys(pattern.literal.decode() for pattern in framework.patterns))
-    LogScanner(framework).feed(f"{lead}{text}\n{lead}{literals}{text}\n".encode())
+class Code(NamedTuple):
+    """Our modules as they are, but for what they tell the meter."""
+
+    meter: Meter
+    frameworks: list[Any]
+    lines: ModuleType
+    shapes: ModuleType
+    discovery: ModuleType
+    without: dict[int, int]
+
+    def feed(self, framework: Any, text: str) -> None:
+        """Also with the literals of all patterns in it, so that each is tried."""
+        lead = LEADS[self.frameworks.index(framework) % len(LEADS)]
+        literals = " ".join(dict.fromkeys(pattern.literal.decode() for pattern in framework.patterns))
+        self.lines.LogScanner(framework).feed(f"{lead}{text}\n{lead}{literals}{text}\n".encode())
+
+    def read_title(self, lead: str, text: str) -> None:
+        words = tuple(f"{lead}{text}9999999".split(" "))
+        self.discovery.understand(self.frameworks, words, {})
+        self.discovery.matched_part(words)
+
+    def is_superlinear(self, read: Callable[[Any, str], None], first: Any, name: str) -> bool:
+        """What it costs in any case is left out: what is added must not grow faster than the text."""
+        short, long = (HOSTILE[name] * (length // len(HOSTILE[name])) for length in COST_LENGTHS)
+        if id(first) not in self.without:
+            read(first, "")  # what is kept from call to call is made here
+            self.without[id(first)] = self.cost(read, first, "")
+        without = self.without[id(first)]
+        added = max(self.cost(read, first, short) - without, len(short))
+        return self.cost(read, first, long) - without > MOST_RATIO * added
+
+    def cost(self, read: Callable[[Any, str], None], first: Any, text: str) -> int:
+        before = self.meter.cost
+        read(first, text)
+        return self.meter.cost - before
+
+
+@pytest.fixture(scope="module")
+def code() -> Code:
+    names = ("sources.logs.lines", "sources.logs.shapes", "sources.discovery", "frameworks")
+    meter, (lines, shapes, discovery, frameworks) = metered(SOURCE, *(f"stallwatch.{name}" for name in names))
+    return Code(meter, list(frameworks.load_frameworks()), lines, shapes, discovery, {})
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_the_time_of_a_line_grows_with_its_length_only(name: str) -> None:
-    def make(length: int) -> str:
-        return HOSTILE[name] * (length // len(HOSTILE[name]))
+def test_the_cost_of_a_line_grows_with_its_length_only(code: Code, name: str) -> None:
+    slow = [framework.name for framework in code.frameworks if code.is_superlinear(code.feed, framework, name)]
 
-    for number, framework in enumerate(load_frameworks()):
-        lead = LEADS[number % len(LEADS)]
+    assert slow == []
 
-        assert not is_superlinear(partial(feed_to, framework, lead), make, lengths=FEWER), framework.name
+
+QUADRATIC = {
+    "an expression": ("_MASK", 're.compile(r"x+!")'),
+    "copies": ("text_of", "slow_text_of"),
+    "rounds": ("text_of", "deep_text_of"),
+}
+SLOW = """
+import re
+
+def slow_text_of(piece):
+    text = ""
+    for sign in piece.decode():
+        text = text + sign
+    return text
+
+def deep_text_of(piece):
+    text = piece.decode()
+    return "".join(sign for place, sign in enumerate(text) if all(sign for sign in text[place:place + 1] * place))
+
+def slow_base(path):
+    while "/" in path or "x" in path:
+        path = path[1:]
+    return path
+"""
+
+
+@pytest.mark.parametrize("change", QUADRATIC)
+def test_a_line_that_costs_more_than_its_length_is_found(
+    code: Code, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, value = QUADRATIC[change]
+    monkeypatch.setattr(code.shapes, name, slow(code, value))
+    changed = code._replace(without={})
+
+    assert changed.is_superlinear(changed.feed, changed.frameworks[0], "letters")
+
+
+def slow(code: Code, value: str) -> Any:
+    """Something that is told like all else."""
+    known: dict[str, Any] = {"_meter_": code.meter}
+    exec(told(SLOW), known)  # noqa: S102  # our own text, above
+    return eval(value, known)  # noqa: S307  # the same
 
 
 def test_of_a_line_only_its_beginning_is_searched() -> None:
@@ -445,24 +610,28 @@ def test_of_a_line_only_its_beginning_is_searched() -> None:
     assert seen == [CLASSIFIED_CHARACTERS] * 2
 
 
+TITLES = (
+    "",
+    "sglang::scheduler_",
+    "VLLM::Worker_",
+    "vllm serve --speculative-config ",
+    "python -m sglang.launch_server --model ",
+)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_the_time_of_a_command_line_grows_with_its_length_only(name: str) -> None:
+def test_the_cost_of_a_command_line_grows_with_its_length_only(code: Code, name: str) -> None:
     """Any user of the node may write what he likes there, 128 KiB of it."""
-    frameworks = load_frameworks()
-    for lead in (
-        "",
-        "sglang::scheduler_",
-        "VLLM::Worker_",
-        "vllm serve --speculative-config ",
-        "python -m sglang.launch_server --model ",
-    ):
+    assert [lead for lead in TITLES if code.is_superlinear(code.read_title, lead, name)] == []
 
-        def read(text: str, lead: str = lead) -> None:
-            words = tuple(f"{lead}{text}9999999".split(" "))
-            understand(frameworks, words, {})
-            matched_part(words)
 
-        def make(length: int) -> str:
-            return HOSTILE[name] * (length // len(HOSTILE[name]))
+@pytest.mark.parametrize(
+    ("name", "value"), [("_TRACKER", 're.compile(r"x+!")'), ("_base", "slow_base")], ids=("expression", "copies")
+)
+def test_a_command_line_that_costs_more_than_its_length_is_found(
+    code: Code, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code.discovery, name, slow(code, value))
+    changed = code._replace(without={})
 
-        assert not is_superlinear(read, make), lead
+    assert any(changed.is_superlinear(changed.read_title, lead, "letters") for lead in TITLES)
