@@ -1,4 +1,8 @@
-"""Real vLLM on CPU, one at a time: what a real server does when it starts, idles, stops, dies or waits."""
+"""Real vLLM on CPU: what a real server does when it starts, idles, stops, dies or waits.
+
+Started one at a time, for a start takes both cores; those that only wait then do so together, beside the starts of the
+others, and under one exporter.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,6 +21,7 @@ from stallwatch.model import PHASES
 
 from .harness import (
     LOOK,
+    PATIENCE,
     SAMPLE_SECONDS,
     SLACK,
     STALL_AFTER,
@@ -35,8 +41,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
 HERE = Path(__file__).parent
 CACHE = Path(os.environ.get("STALLWATCH_E2E_CACHE", "/var/cache/stallwatch-e2e"))
 HOME = CACHE / "vllm-0.32.0"
-START_SECONDS = 150.0
-"""A start takes 30 s alone on two warm cores, twice that on a loaded machine."""
+START_SECONDS = 300.0
+"""A start takes 30 s alone on two warm cores, twice that on a loaded machine, and there are slower ones."""
 SLOW_BYTES_PER_SECOND = 8 << 20
 """Readahead comes in bursts of 16 MiB and more: at this speed the gaps between them stay below one window."""
 THROTTLE = Path("/sys/fs/cgroup/blkio")
@@ -68,7 +74,7 @@ def vllm_is_there() -> None:
 
 def make_model(folder: Path, layers: int, hidden: int, shards: int) -> Path:
     command = [str(HOME / "bin" / "python"), str(HERE / "mkmodel.py"), str(folder)]
-    subprocess.run([*command, str(layers), str(hidden), str(shards)], check=True, timeout=120)
+    subprocess.run([*command, str(layers), str(hidden), str(shards)], check=True, timeout=START_SECONDS)
     return folder
 
 
@@ -110,65 +116,58 @@ class Vllm(Program):
         wait_until(healthy, START_SECONDS, f"a vLLM that is ready\n{self.tail()}", 0.5)
 
 
-def test_a_start_becomes_ready_and_then_idles(tmp_path: Path, model: Path) -> None:
-    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model) as server:
-        server.wait_ready()
-        exporter.watch.wait_for(server.name, 15, state="idle", phase="ready", ready=True)
-        rest(3 * STALL_AFTER, server)
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One exporter, and servers that have nothing to do any more: `ready` is asked nothing, the engine of `script` has
+    no work, and `lonely` waits for another node."""
 
-        last = exporter.watch.last()
-        states = exporter.watch.states(server.name)
-        assert states <= NOT_READY | {"idle"}, exporter.watch.story()
-        assert last.servers[server.name]["state"] == "idle"
-        phases = exporter.watch.phases(server.name)
-        assert phases == sorted(phases, key=PHASES.index)
-        assert {"spawned", "ready"} < set(phases)  # those between may be shorter than a sample
-        for event in ("dist_init_begin", "load_begin", "load_end", "memory_pool", "warmup_end", "ready"):
-            counted = last.values("stallwatch_log_events_total", server=server.name, event=event)
-            assert sum(counted.values()) >= 1, event
-        waits = {labels: v for labels, v in last.values("stallwatch_threads", server=server.name).items() if v}
-        asleep = sum(v for labels, v in waits.items() if dict(labels)["wait"] in ("futex", "poll"))
-        assert asleep >= 0.8 * sum(waits.values())
-        assert {rank["rank"] for rank in last.servers[server.name]["ranks"]} >= {"TP0", "TP1"}
-        assert last.values("stallwatch_health_status", server=server.name, endpoint="health") == {(): 200.0}
+    exporter: Exporter
+    ready: Vllm
+    script: Program
+    script_done: float  # Unix time
+    lonely: Vllm
 
 
-def test_an_llm_in_a_script_is_embedded_and_idle_when_done(tmp_path: Path, model: Path) -> None:
-    script = tmp_path / "batch.py"
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("stage")
+    places = [folder / name for name in ("ready", "script", "lonely")]
+    for place in places:
+        place.mkdir()
+    with ExitStack() as stack:
+        exporter = stack.enter_context(Exporter(folder))
+        ready = stack.enter_context(Vllm(places[0], model))
+        ready.wait_ready()
+        script = stack.enter_context(embedded(places[1], model))
+        wait_until(lambda: has_engine(script), START_SECONDS, f"an engine\n{script.tail()}", 0.5)
+        done = time.time()
+        lonely = stack.enter_context(Vllm(places[2], model, [*OF_TWO_NODES, "--master-port", str(free_port())]))
+        yield Stage(exporter, ready, script, done, lonely)
+
+
+OF_TWO_NODES = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]
+"""And the other one never comes."""
+
+
+def embedded(folder: Path, model: Path) -> Program:
+    script = folder / "batch.py"
     script.write_text(EMBEDDED)
-    command = [str(HOME / "bin" / "python"), str(script), str(model)]
-    with (
-        Exporter(tmp_path) as exporter,
-        Program(command, tmp_path / "llm.log", ENVIRONMENT, tmp_path) as program,
-    ):
-
-        def done() -> bool:
-            assert program.process.poll() is None, f"the script ended:\n{program.tail(40)}"
-            return "the engine is there" in program.output.read_text(errors="replace")
-
-        wait_until(done, START_SECONDS, f"an engine\n{program.tail()}", 0.5)
-        name = wait_until(lambda: _server_of(exporter, program), 10, "a server with the script's ranks")
-        exporter.watch.wait_for(name, 15, state="idle")
-        rest(3 * STALL_AFTER, program)
-
-        assert exporter.watch.states(name) <= NOT_READY | {"idle"}, exporter.watch.story()
-        document = exporter.watch.last().servers[name]
-        assert (document["state"], document["role"]) == ("idle", "embedded")
-        assert not exporter.watch.last().values("stallwatch_port_listening", server=name)
+    return Program([str(HOME / "bin" / "python"), str(script), str(model)], folder / "llm.log", ENVIRONMENT, folder)
 
 
-def _server_of(exporter: Exporter, program: Program) -> str | None:
-    """Name of the server whose ranks are processes of this program."""
-    pids = {process.pid for process in program.family()}
-    for name, document in exporter.watch.last().servers.items():
-        ranks = {rank["pid"] for rank in document["ranks"] if rank["pid"]}
-        if ranks and ranks <= pids:
-            return name
-    return None
+def has_engine(script: Program) -> bool:
+    assert script.process.poll() is None, f"the script ended:\n{script.tail(40)}"
+    return "the engine is there" in script.output.read_text(errors="replace")
 
 
-def test_a_stopped_worker_is_stalled_and_named(tmp_path: Path, model: Path) -> None:
-    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model) as server:
+def rest_since(at: float, seconds: float, program: Program) -> None:
+    """Until so many seconds after a moment (Unix time); most of them have gone by while others started."""
+    rest(max(0.0, at + seconds - time.time()), program)
+
+
+def test_a_stopped_worker_is_stalled_and_named(tmp_path: Path, model: Path, stage: Stage) -> None:
+    exporter = stage.exporter
+    with Vllm(tmp_path, model) as server:
         stop(server.worker(1))
         stopped = time.time()
 
@@ -180,16 +179,17 @@ def test_a_stopped_worker_is_stalled_and_named(tmp_path: Path, model: Path) -> N
         assert exporter.watch.states(server.name) <= {"working", "slow", "quiet", "stalled"}
 
 
-def test_a_killed_worker_fails_the_server(tmp_path: Path, model: Path) -> None:
-    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model) as server:
+def test_a_killed_worker_fails_the_server(tmp_path: Path, model: Path, stage: Stage) -> None:
+    exporter = stage.exporter
+    with Vllm(tmp_path, model) as server:
         worker = server.worker(1)
-        exporter.watch.wait_for(server.name, 10, state="working")
-        wait_until(lambda: _knows_rank(exporter, server.name, "TP1"), 10, "the exporter knows TP1")
+        exporter.watch.wait_for(server.name, PATIENCE, state="working")
+        wait_until(lambda: _knows_rank(exporter, server.name, "TP1"), PATIENCE, "the exporter knows TP1")
         worker.kill()
         killed = time.time()
 
         failed = exporter.watch.wait_for(
-            server.name, 20, state="failed", reason={"rank_dead", "exited"}, suspect_rank="TP1"
+            server.name, PATIENCE, state="failed", reason={"rank_dead", "exited"}, suspect_rank="TP1"
         )
 
         second_look = 2 * LOOK + 1.0
@@ -199,17 +199,6 @@ def test_a_killed_worker_fails_the_server(tmp_path: Path, model: Path) -> None:
 def _knows_rank(exporter: Exporter, server: str, rank: str) -> bool:
     document = exporter.watch.last().servers.get(server, {"ranks": []})
     return rank in {entry["rank"] for entry in document["ranks"]}
-
-
-def test_another_node_that_never_comes_is_waited_for(tmp_path: Path, model: Path) -> None:
-    arguments = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]
-    arguments += ["--master-port", str(free_port())]
-    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model, arguments) as server:
-        exporter.watch.wait_for(server.name, START_SECONDS + STALL_AFTER, state="suspect", reason="waiting_remote")
-        rest(STALL_AFTER, server)
-
-        assert "stalled" not in exporter.watch.states(server.name)
-        assert exporter.watch.last().servers[server.name]["reason"] == "waiting_remote"
 
 
 @pytest.fixture
@@ -228,7 +217,7 @@ def throttle(tmp_path: Path) -> Iterator[Throttle]:
         yield group
     finally:
         group.limit(0)
-        wait_until(group.is_removed, 20.0, f"{group.folder} removed", 0.2)
+        wait_until(group.is_removed, PATIENCE, f"{group.folder} removed", 0.2)
 
 
 class Throttle:
@@ -251,9 +240,11 @@ class Throttle:
         return ["sh", "-c", f'echo $$ >{self.folder}/cgroup.procs && exec "$@"', "sh"]
 
 
-def test_a_throttled_load_is_working_for_three_times_stall_after(tmp_path: Path, throttle: Throttle) -> None:
-    model = make_model(tmp_path / "models" / "big", 72, 512, 8)
-    with Exporter(tmp_path) as exporter, Vllm(tmp_path, model, prefix=throttle.enter) as server:
+def test_a_throttled_load_is_working_for_three_times_stall_after(
+    tmp_path: Path, throttle: Throttle, stage: Stage
+) -> None:
+    model, exporter = make_model(tmp_path / "models" / "big", 72, 512, 8), stage.exporter
+    with Vllm(tmp_path, model, prefix=throttle.enter) as server:
         wait_until(lambda: server.said("DP group leader"), START_SECONDS, f"workers\n{server.tail()}", 0.1)
         drop_page_cache(model)
         throttle.limit(SLOW_BYTES_PER_SECOND)
@@ -267,7 +258,7 @@ def test_a_throttled_load_is_working_for_three_times_stall_after(tmp_path: Path,
         assert "storage" in {channel["channel"] for channel in moving if channel["state"] == "moving"}
         throttle.limit(0)
         server.wait_ready()
-        exporter.watch.wait_for(server.name, 15, state="idle", phase="ready")
+        exporter.watch.wait_for(server.name, PATIENCE, state="idle", phase="ready")
         assert exporter.watch.states(server.name, began) <= NOT_READY | {"idle"}, exporter.watch.story()
 
 
@@ -279,3 +270,61 @@ def drop_page_cache(folder: Path) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
+
+
+# --- those that wait together: the last, for by now most of their minutes are over -------------------------------
+
+
+def test_a_start_becomes_ready_and_then_idles(stage: Stage) -> None:
+    exporter, server = stage.exporter, stage.ready
+    idle = exporter.watch.wait_for(server.name, PATIENCE, state="idle", phase="ready", ready=True)
+    rest_since(idle, 3 * STALL_AFTER, server)
+
+    last = exporter.watch.last()
+    states = exporter.watch.states(server.name)
+    assert states <= NOT_READY | {"idle"}, exporter.watch.story()
+    assert last.servers[server.name]["state"] == "idle"
+    phases = exporter.watch.phases(server.name)
+    assert phases == sorted(phases, key=PHASES.index)
+    assert {"spawned", "ready"} < set(phases)  # those between may be shorter than a sample
+    for event in ("dist_init_begin", "load_begin", "load_end", "memory_pool", "warmup_end", "ready"):
+        counted = last.values("stallwatch_log_events_total", server=server.name, event=event)
+        assert sum(counted.values()) >= 1, event
+    waits = {labels: v for labels, v in last.values("stallwatch_threads", server=server.name).items() if v}
+    asleep = sum(v for labels, v in waits.items() if dict(labels)["wait"] in ("futex", "poll"))
+    assert asleep >= 0.8 * sum(waits.values())
+    assert {rank["rank"] for rank in last.servers[server.name]["ranks"]} >= {"TP0", "TP1"}
+    assert last.values("stallwatch_health_status", server=server.name, endpoint="health") == {(): 200.0}
+
+
+def test_an_llm_in_a_script_is_embedded_and_idle_when_done(stage: Stage) -> None:
+    exporter, script = stage.exporter, stage.script
+    name = wait_until(lambda: _server_of(exporter, script), PATIENCE, "a server with the script's ranks")
+    idle = exporter.watch.wait_for(name, PATIENCE, state="idle")
+    rest_since(max(idle, stage.script_done), 3 * STALL_AFTER, script)
+
+    assert exporter.watch.states(name) <= NOT_READY | {"idle"}, exporter.watch.story()
+    document = exporter.watch.last().servers[name]
+    assert (document["state"], document["role"]) == ("idle", "embedded")
+    assert not exporter.watch.last().values("stallwatch_port_listening", server=name)
+
+
+def _server_of(exporter: Exporter, program: Program) -> str | None:
+    """Name of the server whose ranks are processes of this program."""
+    pids = {process.pid for process in program.family()}
+    for name, document in exporter.watch.last().servers.items():
+        ranks = {rank["pid"] for rank in document["ranks"] if rank["pid"]}
+        if ranks and ranks <= pids:
+            return name
+    return None
+
+
+def test_another_node_that_never_comes_is_waited_for(stage: Stage) -> None:
+    exporter, server = stage.exporter, stage.lonely
+    suspect = exporter.watch.wait_for(
+        server.name, START_SECONDS + STALL_AFTER, state="suspect", reason="waiting_remote"
+    )
+    rest_since(suspect, STALL_AFTER, server)
+
+    assert "stalled" not in exporter.watch.states(server.name)
+    assert exporter.watch.last().servers[server.name]["reason"] == "waiting_remote"
