@@ -19,8 +19,9 @@ from .packages import ROOT
 HERE = Path(__file__).parent
 SYSTEMD = Path("/lib/systemd/systemd")
 NAMESPACES = ("--pid", "--fork", "--kill-child", "--mount", "--cgroup", "--uts", "--ipc")
-BOOT_SECONDS = 40.0
-COMMAND_SECONDS = 60.0
+BOOT_SECONDS = 180.0
+"""Whoever cannot boot within them is said to be unable to."""
+COMMAND_SECONDS = 180.0
 
 
 class CannotBootError(RuntimeError):

@@ -69,7 +69,7 @@ def render(helm: Path, *settings: str, operator: bool = True) -> str:
     words += ["--api-versions", OPERATOR] if operator else []
     for setting in settings:
         words += ["--set", setting]
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
 def plain(helm: Path) -> dict[Path, str]:

@@ -17,7 +17,7 @@ ENGINE = ("podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--even
 LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 """Podman raises both by default, which a machine that is a guest itself may forbid."""
 
-SECONDS = 120.0
+SECONDS = 300.0
 
 
 def podman(*words: str, check: bool = True) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.harness import Program, free_port, wait_until
+from e2e.harness import PATIENCE, Program, free_port, wait_until
 
 from .charts import CHART, helm_of, objects, plain, render
 from .packages import ROOT, Environment, documented, new_environment
@@ -254,7 +254,7 @@ def test_serve_speaks_the_tls_that_prometheus_is_told_to_expect(helm: Path, tmp_
         context = ssl.create_default_context(cafile=str(folder / tls["ca"]["secret"]["key"]))
         if "cert" in tls:
             context.load_cert_chain(folder / tls["cert"]["secret"]["key"], folder / tls["keySecret"]["key"])
-        answer = wait_until(lambda: ask(port, context, tls["serverName"]), 20, program.tail())
+        answer = wait_until(lambda: ask(port, context, tls["serverName"]), PATIENCE, program.tail())
         assert answer.startswith(b"HTTP/1.1 200")
         if "cert" in tls:
             nobody = ssl.create_default_context(cafile=str(folder / "ca.crt"))

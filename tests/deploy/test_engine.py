@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import CONFIG, fetch, free_port, wait_until
+from e2e.harness import CONFIG, PATIENCE, fetch, free_port, wait_until
 
 from .containers import CannotBuildError, base, build
 from .engine import LIMITS, as_documented, need, podman
@@ -52,7 +52,7 @@ def server(image: str, name: str, *more: str) -> Iterator[int]:
     port = free_port()
     words = ["run", "--detach", "--name", name, "--network", "host", "--user", "0:0", *LIMITS, "--pids-limit", "4096"]
     words += ["--log-driver", "k8s-file", *more, "--entrypoint", PYTHON, image, "-m", "stallwatch.drill.standin"]
-    words += ["barrier-deadlock", "--port", str(port), "--for", "2m", "--log", "/dev/stdout"]
+    words += ["barrier-deadlock", "--port", str(port), "--for", "5m", "--log", "/dev/stdout"]
     with running(name, words):
         yield port
 
@@ -72,7 +72,9 @@ def exporter(image: str, folder: Path) -> Iterator[int]:
     words = [word.replace("seccomp=deploy", f"seccomp={ROOT}/deploy") for word in words]
     try:
         with running(volume, words):
-            wait_until(lambda: fetch(f"http://127.0.0.1:{port}/-/ready")[0] == 200, 30, "an exporter that is ready")
+            wait_until(
+                lambda: fetch(f"http://127.0.0.1:{port}/-/ready")[0] == 200, PATIENCE, "an exporter that is ready"
+            )
             yield port
     finally:
         podman("volume", "rm", "--force", volume, check=False)
@@ -87,7 +89,9 @@ def test_the_documented_container_judges_a_server_of_another_one(image: str, tmp
     name = f"chat-{free_port()}"
     with exporter(image, tmp_path) as port, server(image, name) as its_port:
         called = f"sglang-{its_port}@{name}"
-        wait_until(lambda: servers(port).get(called, {}).get("state") == "stalled", 90, f"{called} stalled", 0.2)
+        wait_until(
+            lambda: servers(port).get(called, {}).get("state") == "stalled", 2 * PATIENCE, f"{called} stalled", 0.2
+        )
         found = servers(port)[called]
         page = fetch(f"http://127.0.0.1:{port}/metrics")[1]
 
@@ -104,7 +108,7 @@ def test_without_a_log_that_a_file_holds_it_says_so(image: str, tmp_path: Path) 
     name = f"mute-{free_port()}"
     with exporter(image, tmp_path) as port, server(image, name, "--log-driver", "none") as its_port:
         called = f"sglang-{its_port}@{name}"
-        wait_until(lambda: called in servers(port), 30, called, 0.2)
+        wait_until(lambda: called in servers(port), PATIENCE, called, 0.2)
         states = {channel["channel"]: channel["state"] for channel in servers(port)[called]["channels"]}
 
     assert states["log"] == "absent"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Program, fetch, free_port, wait_until
+from e2e.harness import PATIENCE, Program, fetch, free_port, wait_until
 
 from .packages import PACKAGE, Environment, command, copy_of_the_tree, new_environment
 
@@ -95,13 +95,13 @@ def serving(installed: Environment) -> Iterator[str]:
     url = f"127.0.0.1:{free_port()}"
     words = [str(installed.folder / "bin" / "stallwatch"), "serve", "--web.listen-address", url]
     with Program(words, installed.workplace / "serve.log", {"PYTHONPATH": ""}, installed.workplace) as program:
-        wait_until(lambda: fetch(f"http://{url}/-/ready")[0] == 200, 30, f"ready\n{program.tail()}")
+        wait_until(lambda: fetch(f"http://{url}/-/ready")[0] == 200, PATIENCE, f"ready\n{program.tail()}")
         yield url
 
 
 def test_it_serves_its_first_page(serving: str) -> None:
     looked = 'stallwatch_collector_success{collector="processes"} 1'
-    wait_until(lambda: looked in fetch(f"http://{serving}/metrics")[1], 30, looked)
+    wait_until(lambda: looked in fetch(f"http://{serving}/metrics")[1], PATIENCE, looked)
 
     assert "stallwatch_build_info{" in fetch(f"http://{serving}/metrics")[1]
     assert fetch(f"http://{serving}/")[0] == 200

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import CONFIG, Program, fetch, free_port, wait_until
+from e2e.harness import CONFIG, PATIENCE, Program, fetch, free_port, wait_until
 
 from .booted import Booted, CannotBootError
 from .packages import ROOT, documented
@@ -68,14 +68,14 @@ def install_as_documented(machine: Booted) -> None:
 
 
 def _put(machine: Booted, source: Path, target: str) -> None:
-    with Program(machine.inside("sleep", "60"), source.with_suffix(".out")):
+    with Program(machine.inside("sleep", "180"), source.with_suffix(".out")):
         shutil.copy(source, f"/proc/{machine.first}/root{target}")
 
 
 @pytest.fixture
 def started(booted: Booted, port: int) -> Iterator[Booted]:
     booted.run("systemctl", "start", "stallwatch")
-    wait_until(lambda: fetch(f"http://127.0.0.1:{port}/-/ready")[0] == 200, 20, "ready")
+    wait_until(lambda: fetch(f"http://127.0.0.1:{port}/-/ready")[0] == 200, PATIENCE, "ready")
     yield booted
     booted.run("systemctl", "stop", "stallwatch")
 
@@ -143,9 +143,9 @@ def test_it_judges_a_server_of_root(started: Booted, port: int, tmp_path: Path) 
     """The log is root's alone; threads, bytes read and open files are another user's."""
     log = "/root/server.log"
     words = ["/opt/stallwatch/bin/python", "-m", "stallwatch.drill.standin", "barrier-deadlock"]
-    words += ["--port", str(free_port()), "--for", "2m", "--log", log]
+    words += ["--port", str(free_port()), "--for", "5m", "--log", log]
     with Program(started.inside("sh", "-c", f'umask 077; exec "$@" >{log}.out 2>&1', "sh", *words), tmp_path / "out"):
-        server = wait_until(lambda: stalled(port), 90, f"stalled: {servers(port)}", 0.2)
+        server = wait_until(lambda: stalled(port), 2 * PATIENCE, f"stalled: {servers(port)}", 0.2)
         ours = evidence(fetch(f"http://127.0.0.1:{port}/metrics")[1])
         once = ["/opt/stallwatch/bin/stallwatch", "serve", "--once", "--config.file", CONFIG_FILE]
         roots = evidence(started.run(*once).stdout)
@@ -172,9 +172,9 @@ def stalled(port: int) -> dict[str, Any] | None:
 
 def test_a_driver_that_hangs_does_not_hold_it_and_is_not_killed(started: Booted, port: int) -> None:
     url = f"http://127.0.0.1:{port}/metrics"
-    wait_until(lambda: 'stallwatch_collector_success{collector="gpu"} 1' in fetch(url)[1], 20, "cards are read")
+    wait_until(lambda: 'stallwatch_collector_success{collector="gpu"} 1' in fetch(url)[1], PATIENCE, "cards are read")
     set_cards(started, "count 2\nnvmlDeviceGetMemoryInfo_v2 hang:deaf\n")
-    wait_until(lambda: in_flight(fetch(url)[1]) > 2, 20, "a call that hangs")
+    wait_until(lambda: in_flight(fetch(url)[1]) > 2, PATIENCE, "a call that hangs")
     children = started.run("pgrep", "-P", started.property("MainPID"), "-f", "nvml").stdout.split()
 
     began = time.monotonic()
@@ -186,7 +186,7 @@ def test_a_driver_that_hangs_does_not_hold_it_and_is_not_killed(started: Booted,
     assert children
     assert started.run("kill", "-0", *children).returncode == 0
     set_cards(started, "count 2\n")
-    wait_until(lambda: started.run("kill", "-0", *children, check=False).returncode, 20, "it ends with its call")
+    wait_until(lambda: started.run("kill", "-0", *children, check=False).returncode, PATIENCE, "it ends with its call")
 
 
 def in_flight(page: str) -> float:
@@ -199,11 +199,11 @@ def test_a_reload_reads_the_configuration_again(started: Booted, port: int) -> N
     url = f"http://127.0.0.1:{port}/metrics"
     started.write(CONFIG_FILE, "nonsense: 1\n")
     started.run("systemctl", "reload", "stallwatch")
-    wait_until(lambda: "stallwatch_config_last_reload_successful 0" in fetch(url)[1], 20, "refused")
+    wait_until(lambda: "stallwatch_config_last_reload_successful 0" in fetch(url)[1], PATIENCE, "refused")
 
     started.write(CONFIG_FILE, CONFIG)
     started.run("systemctl", "reload", "stallwatch")
-    wait_until(lambda: "stallwatch_config_last_reload_successful 1" in fetch(url)[1], 20, "taken")
+    wait_until(lambda: "stallwatch_config_last_reload_successful 1" in fetch(url)[1], PATIENCE, "taken")
 
 
 def test_one_that_is_stuck_is_started_anew(started: Booted) -> None:
@@ -216,5 +216,5 @@ def test_one_that_is_stuck_is_started_anew(started: Booted) -> None:
     first = started.property("MainPID")
     started.run("kill", "-STOP", first)
 
-    wait_until(lambda: started.property("MainPID") not in ("0", before, first), 40, "another process", 0.5)
+    wait_until(lambda: started.property("MainPID") not in ("0", before, first), PATIENCE, "another process", 0.5)
     assert int(started.property("NRestarts")) >= 1

@@ -13,7 +13,7 @@ from stallwatch.drill.command import server_name
 from stallwatch.drill.table import find_condition
 
 from . import harness
-from .harness import wait_until
+from .harness import PATIENCE, wait_until
 
 SPEED = 16.0
 SMALL: Mapping[str, float] = {
@@ -43,19 +43,19 @@ class Drilled(harness.StandIn):
         self.name = server_name(self.condition, self.port)
 
     def wait_started(self) -> None:
-        wait_until(lambda: "pid " in self.tail(), 20.0, f"a stand-in\n{self.tail()}")
+        wait_until(lambda: "pid " in self.tail(), PATIENCE, f"a stand-in\n{self.tail()}")
 
 
 def assert_gone(drill: Drilled, family: list[psutil.Process], paths: list[Path]) -> None:
-    wait_until(lambda: not any(map(lives, family)), 10.0, f"{drill.condition.name}: all gone: {family}")
-    wait_until(lambda: not any(map(os.path.exists, paths)), 10.0, f"{drill.condition.name}: {paths} removed")
-    wait_until(lambda: is_free(drill.port), 5.0, f"{drill.condition.name}: port {drill.port} free")
+    wait_until(lambda: not any(map(lives, family)), PATIENCE, f"{drill.condition.name}: all gone: {family}")
+    wait_until(lambda: not any(map(os.path.exists, paths)), PATIENCE, f"{drill.condition.name}: {paths} removed")
+    wait_until(lambda: is_free(drill.port), PATIENCE, f"{drill.condition.name}: port {drill.port} free")
 
 
 def remains(drill: Drilled) -> tuple[list[psutil.Process], list[Path]]:
     """What must go with it: its processes, once the ranks run, and its folder and cgroup."""
     ranks = find_condition(drill.condition.name).ranks if drill.condition.ranks == 1 else int(SMALL["ranks"])
-    family = wait_until(lambda: f if len(f := drill.family()) >= 2 + ranks else None, 30.0, "all", 0.3)
+    family = wait_until(lambda: f if len(f := drill.family()) >= 2 + ranks else None, PATIENCE, "all", 0.3)
     folder = next(path for process in family if (path := Path(cwd_of(process))).name.startswith("stallwatch-drill-"))
     cgroup = folder / "cgroup"
     return family, [folder, *([Path(cgroup.read_text())] if cgroup.exists() else [])]

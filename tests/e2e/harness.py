@@ -35,6 +35,9 @@ GPU_LOOK = 0.5
 SLACK = 1.5
 """What a loaded machine with two cores may add to any moment, in seconds."""
 
+PATIENCE = 60.0
+"""For what has to come at last, on a machine that is slow, or busy with other things, too: how soon is not claimed."""
+
 LATE_SHARE = 0.05
 """Samples that may be refused because the last tick is too long ago: with ticks of half a second, a machine whose
 two cores are busy with the servers under test does that now and then (the refusal is right)."""
@@ -205,17 +208,19 @@ class StandIn(Program):
         super().__init__(command, folder / f"{condition}.out")
 
     def wait_started(self) -> None:
-        wait_until(self.log.exists, 20.0, f"a stand-in with a log\n{self.tail()}")
+        wait_until(self.log.exists, PATIENCE, f"a stand-in with a log\n{self.tail()}")
 
     def rank(self, number: int) -> psutil.Process:
-        found = wait_until(lambda: self.find(f"sglang::scheduler_TP{number}"), 20.0, f"rank {number}\n{self.tail()}")
+        found = wait_until(
+            lambda: self.find(f"sglang::scheduler_TP{number}"), PATIENCE, f"rank {number}\n{self.tail()}"
+        )
         assert isinstance(found, psutil.Process)
         return found
 
     def lines(self, text: str) -> list[str]:
         return [line for line in self.log.read_text(errors="replace").split("\n") if text in line]
 
-    def wait_for_line(self, text: str, times: int = 1, within: float = 60.0) -> None:
+    def wait_for_line(self, text: str, times: int = 1, within: float = PATIENCE) -> None:
         wait_until(lambda: len(self.lines(text)) >= times, within, f"{times} x {text!r} in the log")
 
 
@@ -246,7 +251,7 @@ class Exporter(Program):
             assert self.process.poll() is None, f"the exporter ended:\n{self.tail(40)}"
             return fetch(f"{self.url}/-/ready")[0] == 200
 
-        wait_until(answers, 20.0, f"an exporter that is ready\n{self.tail()}")
+        wait_until(answers, PATIENCE, f"an exporter that is ready\n{self.tail()}")
         self.watch.start()
 
     def end(self, patience: float = 10.0) -> None:
@@ -351,7 +356,7 @@ class Watch:
         return _changes(str(server["phase"]) for _, server in self.of(name))
 
     def last(self) -> Sample:
-        return wait_until(lambda: self.history[-1] if self.history else None, 10.0, "a sample")  # type: ignore[no-any-return]
+        return wait_until(lambda: self.history[-1] if self.history else None, PATIENCE, "a sample")  # type: ignore[no-any-return]
 
     def story(self) -> str:
         """Every change of what was said about every server: what a person needs when a case fails."""
@@ -390,4 +395,4 @@ def rest(seconds: float, program: Program) -> None:
 
 def stop(process: psutil.Process) -> None:
     os.kill(process.pid, signal.SIGSTOP)
-    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 5.0, f"{process.pid} stopped")
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, PATIENCE, f"{process.pid} stopped")

@@ -10,7 +10,7 @@ from pathlib import Path
 from dashboard_past import END, openmetrics
 from grafana.evaluate import View
 
-from .harness import Program, fetch, free_port, wait_until
+from .harness import PATIENCE, Program, fetch, free_port, wait_until
 
 MINUTES = 20
 """What the dashboards show: up to the last page of every node."""
@@ -37,10 +37,10 @@ class PastPrometheus(Program):
         with self._text.open("w") as text:
             text.writelines(openmetrics())
         command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(self._text), str(self._data)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=5 * PATIENCE)
 
     def wait_started(self) -> None:
-        wait_until(lambda: fetch(f"{self.url}/-/ready")[0] == 200, 30.0, f"a Prometheus\n{self.tail()}")
+        wait_until(lambda: fetch(f"{self.url}/-/ready")[0] == 200, PATIENCE, f"a Prometheus\n{self.tail()}")
 
     def view(self, chosen: Mapping[str, str] | None = None, minutes: float = MINUTES) -> View:
         return View(self.url, END - minutes * 60, END, chosen or {})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .harness import Program, fetch, free_port, wait_until
+from .harness import PATIENCE, Program, fetch, free_port, wait_until
 
 SETUP = """\
 global: {{scrape_interval: 1s, evaluation_interval: 1s, scrape_timeout: 1s}}
@@ -35,7 +35,7 @@ class Prometheus(Program):
 
     def wait_started(self) -> None:
         """A first sample, not only a first answer: discovery holds the target back for five seconds."""
-        wait_until(lambda: self.query("up == 1"), 30.0, f"a first scrape\n{self.tail()}")
+        wait_until(lambda: self.query("up == 1"), PATIENCE, f"a first scrape\n{self.tail()}")
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         status, body = self.answer(expression)

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .harness import Program, wait_until
+from .harness import PATIENCE, Program, wait_until
 
 COMMAND = str(Path(sys.executable).with_name("stallwatch"))
 ALARMS = frozenset(("stalled", "suspect", "failed", "unknown"))
@@ -66,7 +66,7 @@ class Recorder(Program):
     def finish(self) -> None:
         """End it as Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(20.0) == 0, self.tail(40)
+        assert self.process.wait(PATIENCE) == 0, self.tail(40)
 
     # --- what was written; to be asked when it has ended
 

@@ -22,7 +22,7 @@ from stallwatch.drill.nvml_standin import StandIn as Cards
 from stallwatch.model import Report, ServerReport
 from stallwatch.web import HttpServer, Published, serve_http
 
-from .harness import STALL_AFTER, Exporter, StandIn
+from .harness import PATIENCE, STALL_AFTER, Exporter, StandIn
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Dialog, Page
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 TICK = 1.0
 RANKS = 8
 SIZES = {"desk": (1280, 900), "phone": (390, 844)}
-DEADLINE = 10_000
+DEADLINE = 1000 * PATIENCE
 """Milliseconds a page may take to show what the next tick says."""
 
 
@@ -334,15 +334,17 @@ def test_a_real_stall_comes_to_the_page_of_a_real_exporter(tmp_path: Path, page:
     ):
         page.goto(exporter.url)
         row = page.locator("#all tbody tr", has=page.get_by_role("rowheader", name=server.name))
-        row.get_by_text("reading weights").wait_for(timeout=30_000)  # eight processes on a machine that others use
+        row.get_by_text("reading weights").wait_for(
+            timeout=1000 * PATIENCE
+        )  # eight processes on a machine that others use
         server.wait_for_line("Load weight end", RANKS)
-        row.get_by_text("stalled (idle_wait)").wait_for(timeout=1000 * (STALL_AFTER + 30))
+        row.get_by_text("stalled (idle_wait)").wait_for(timeout=1000 * (STALL_AFTER + PATIENCE))
         part = page.locator("details", has=page.get_by_role("heading", name=server.name))
         told, ranks = row.inner_text(), part.locator("tbody tr").all_inner_texts()
         assert complaints(page, axe) == []
         server.rank(3).send_signal(signal.SIGUSR1)
         server.wait_for_line("ready to roll")
-        row.get_by_text(re.compile("^idle")).wait_for(timeout=60_000)
+        row.get_by_text(re.compile("^idle")).wait_for(timeout=1000 * PATIENCE)
 
     assert "on each of 8 GPUs 76 GiB held, 0 % used, waiting for TP3, last progress " in told
     assert [rank.split("\t")[0] for rank in ranks] == [

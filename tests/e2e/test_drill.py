@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .harness import Program, free_port, wait_until
+from .harness import PATIENCE, Program, free_port, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -33,11 +33,11 @@ class Drill(Program):
 
 def test_a_deadlock_is_called_stalled_and_the_end_of_the_drill_is_no_failure(tmp_path: Path) -> None:
     with Drill("barrier-deadlock", tmp_path, "--speed", "20", "--serve") as drill:
-        drill.wait_for(r"^stallwatch should say: stalled, idle_wait, rank TP3", 10)
-        server = drill.wait_for(r"^server: (sglang-\d+)", 10)[1]
-        drill.wait_for(rf"^{server}  stalled \(idle_wait\).*TP3", 90)
+        drill.wait_for(r"^stallwatch should say: stalled, idle_wait, rank TP3", PATIENCE)
+        server = drill.wait_for(r"^server: (sglang-\d+)", PATIENCE)[1]
+        drill.wait_for(rf"^{server}  stalled \(idle_wait\).*TP3", 2 * PATIENCE)
         drill.process.send_signal(signal.SIGINT)
-        assert drill.process.wait(30) == 0
+        assert drill.process.wait(PATIENCE) == 0
 
         assert not drill.said(rf"^{server}  failed")  # others on this machine may fail
         assert not Path(drill.wait_for(r"^configuration: (.*)$", 1)[1]).parent.exists()
@@ -45,16 +45,16 @@ def test_a_deadlock_is_called_stalled_and_the_end_of_the_drill_is_no_failure(tmp
 
 def test_neither_it_nor_its_exporter_outlives_a_kill(tmp_path: Path) -> None:
     with Drill("dead-rank", tmp_path, "--serve") as drill:
-        config = Path(drill.wait_for(r"^configuration: (.*)$", 20)[1])
-        server = drill.wait_for(r"^server: (sglang-\d+)", 10)[1]
-        drill.wait_for(rf"^{server} ", 30)
-        family = wait_until(lambda: f if len(f := drill.family()) >= 12 else None, 20.0, "all processes")
+        config = Path(drill.wait_for(r"^configuration: (.*)$", PATIENCE)[1])
+        server = drill.wait_for(r"^server: (sglang-\d+)", PATIENCE)[1]
+        drill.wait_for(rf"^{server} ", PATIENCE)
+        family = wait_until(lambda: f if len(f := drill.family()) >= 12 else None, PATIENCE, "all processes")
 
         drill.process.kill()
 
-        drill.process.wait(20)
-        wait_until(lambda: not any(_lives(process) for process in family), 20.0, f"all gone: {family}")
-        wait_until(lambda: not config.parent.exists(), 10.0, f"{config.parent} removed")
+        drill.process.wait(PATIENCE)
+        wait_until(lambda: not any(_lives(process) for process in family), PATIENCE, f"all gone: {family}")
+        wait_until(lambda: not config.parent.exists(), PATIENCE, f"{config.parent} removed")
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -17,7 +17,7 @@ from stallwatch.drill.memory_cgroup import refusal
 from stallwatch.drill.table import CONDITIONS
 
 from .drilled import Drilled, assert_gone, remains
-from .harness import Program, free_port, wait_until
+from .harness import PATIENCE, Program, free_port, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -38,7 +38,7 @@ def test_nothing_outlives_a_drill(tmp_path: Path, group: tuple[str, ...], how: s
             for drill in every:
                 drill.process.send_signal(signal.SIGINT)
         for drill, family, paths in kept:
-            drill.process.wait(30.0)
+            drill.process.wait(PATIENCE)
             assert_gone(drill, family, paths)
 
 
@@ -53,9 +53,11 @@ def test_nothing_outlives_a_drill_that_has_hardly_begun(tmp_path: Path, number: 
                 drill.process.wait(after)
 
             drill.process.send_signal(number)
-            drill.process.wait(30.0)
+            drill.process.wait(PATIENCE)
 
-            wait_until(partial(is_forgotten, temporary), 10.0, "no process that knows the folder, and nothing in it")
+            wait_until(
+                partial(is_forgotten, temporary), PATIENCE, "no process that knows the folder, and nothing in it"
+            )
 
 
 def is_forgotten(folder: Path) -> bool:
@@ -72,7 +74,7 @@ def test_a_drill_says_of_each_server_what_to_expect(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("stallwatch")), "drill", "run", "two-servers"]
     environment = {"STALLWATCH_WEB_LISTEN_ADDRESS": f"127.0.0.1:{free_port()}"}
     with Program(command, tmp_path / "drill.out", environment) as drill:
-        wait_until(lambda: "configuration:" in drill.tail(60), 20.0, "a word")
+        wait_until(lambda: "configuration:" in drill.tail(60), PATIENCE, "a word")
         said = [line for line in drill.output.read_text().splitlines() if line.startswith("stallwatch should say")]
 
         assert [line.split(":")[1].split(",")[0].split(";")[0].strip() for line in said] == ["stalled", "idle"]

@@ -21,7 +21,7 @@ from stallwatch.drill.story import PLANTED_SECRET
 from stallwatch.drill.table import CONDITIONS, find_condition
 
 from .drilled import SMALL, SPEED, Drilled, assert_gone, remains
-from .harness import SLACK, discovery, wait_until
+from .harness import PATIENCE, SLACK, discovery, wait_until
 from .recorder import ALARMS, Change, Recorder
 
 pytestmark = pytest.mark.e2e
@@ -76,7 +76,7 @@ def test_a_drill_is_what_it_says_live_and_replayed_and_leaves_nothing(tmp_path: 
         for drill in every:
             drill.process.kill()
         for drill, family, paths in kept:
-            drill.process.wait(30.0)
+            drill.process.wait(PATIENCE)
             assert_gone(drill, family, paths)
 
     assert_no_secret(recorder, tmp_path)

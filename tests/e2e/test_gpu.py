@@ -13,7 +13,7 @@ import pytest
 from stallwatch.drill.nvml_standin import NoCompilerError, StandIn, build
 
 from . import harness
-from .harness import GPU_LOOK, SLACK, STALL_AFTER, TICK, WINDOW, Exporter, rest, wait_until
+from .harness import GPU_LOOK, PATIENCE, SLACK, STALL_AFTER, TICK, WINDOW, Exporter, rest, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -57,7 +57,7 @@ def loaded(exporter: Exporter, server: harness.StandIn) -> None:
         held = exporter.watch.last().values("stallwatch_gpu_process_memory_bytes", server=server.name)
         return len(held) == RANKS and min(held.values()) == 76 << 30
 
-    wait_until(full, 20.0, f"76 GiB on each card\n{exporter.tail(40)}", 0.2)
+    wait_until(full, PATIENCE, f"76 GiB on each card\n{exporter.tail(40)}", 0.2)
     time.sleep(1.0)
 
 
@@ -70,7 +70,7 @@ def test_a_driver_that_hangs_stops_nothing_else(tmp_path: Path, cards: StandIn) 
 
         driver.hang("nvmlDeviceGetMemoryInfo_v2", card=3)
         began = time.time()
-        wait_until(lambda: not seen(watcher, "stallwatch_gpu_memory_used_bytes"), 10.0, "no GPU series", 0.1)
+        wait_until(lambda: not seen(watcher, "stallwatch_gpu_memory_used_bytes"), PATIENCE, "no GPU series", 0.1)
         gone_after = time.time() - began
         rest(WINDOW + 2, standin)
         in_flight = seen(watcher, "stallwatch_collector_in_flight_seconds", collector="gpu")[0]
@@ -78,7 +78,9 @@ def test_a_driver_that_hangs_stops_nothing_else(tmp_path: Path, cards: StandIn) 
         others = seen(watcher, "stallwatch_process_cpu_seconds_total", server=standin.name)
         driver.clear()
         freed = time.time()
-        wait_until(lambda: len(seen(watcher, "stallwatch_gpu_memory_used_bytes")) == RANKS, 20.0, "they are back", 0.1)
+        wait_until(
+            lambda: len(seen(watcher, "stallwatch_gpu_memory_used_bytes")) == RANKS, PATIENCE, "they are back", 0.1
+        )
         back_after = time.time() - freed
 
         assert gone_after <= 2.0 + 3 * GPU_LOOK + TICK + SLACK  # the deadline of a call, then three intervals
@@ -87,7 +89,7 @@ def test_a_driver_that_hangs_stops_nothing_else(tmp_path: Path, cards: StandIn) 
         assert len(others) >= RANKS
         assert back_after <= 2 * GPU_LOOK + TICK + SLACK
         assert watcher.watch.states(standin.name) <= {"working", "slow", "idle"}
-        wait_until(lambda: len(_helpers(watcher)) <= len(before), 10.0, "no helper is left over")
+        wait_until(lambda: len(_helpers(watcher)) <= len(before), PATIENCE, "no helper is left over")
 
 
 def test_a_deadlock_under_a_hung_driver_is_told_from_a_plain_one(tmp_path: Path, cards: StandIn) -> None:
@@ -98,7 +100,9 @@ def test_a_deadlock_under_a_hung_driver_is_told_from_a_plain_one(tmp_path: Path,
         watcher.watch.wait_for(standin.name, STALL_AFTER + 20, state="stalled", reason="driver_unresponsive")
 
         steered(tmp_path).clear()
-        wait_until(lambda: len(seen(watcher, "stallwatch_gpu_memory_used_bytes")) == RANKS, 20.0, "they are back", 0.1)
+        wait_until(
+            lambda: len(seen(watcher, "stallwatch_gpu_memory_used_bytes")) == RANKS, PATIENCE, "they are back", 0.1
+        )
 
 
 def test_the_exporter_ends_in_two_seconds_while_the_driver_hangs(tmp_path: Path, cards: StandIn) -> None:
@@ -106,38 +110,38 @@ def test_the_exporter_ends_in_two_seconds_while_the_driver_hangs(tmp_path: Path,
     watcher.__enter__()
     helpers: list[psutil.Process] = []
     try:
-        wait_until(lambda: len(seen(watcher, "stallwatch_gpu_memory_used_bytes")) == RANKS, 20.0, "cards", 0.1)
+        wait_until(lambda: len(seen(watcher, "stallwatch_gpu_memory_used_bytes")) == RANKS, PATIENCE, "cards", 0.1)
         cards.hang("nvmlDeviceGetTotalEnergyConsumption", deaf=True)
-        wait_until(lambda: not seen(watcher, "stallwatch_gpu_memory_used_bytes"), 10.0, "no GPU series", 0.1)
+        wait_until(lambda: not seen(watcher, "stallwatch_gpu_memory_used_bytes"), PATIENCE, "no GPU series", 0.1)
         helpers = _helpers(watcher)
         watcher.watch.stop()
 
         began = time.monotonic()
         watcher.process.send_signal(signal.SIGTERM)
-        status = watcher.process.wait(10.0)
+        status = watcher.process.wait(PATIENCE)
 
         assert status == 0
         assert time.monotonic() - began <= 2.0 + SLACK
     finally:
         cards.clear()
-        wait_until(_all_ended(helpers), 10.0, "the helper ends by itself once its call returns")
+        wait_until(_all_ended(helpers), PATIENCE, "the helper ends by itself once its call returns")
         watcher.end()
 
 
 def test_a_lost_card_fails_the_server_that_used_it_and_names_the_rank(tmp_path: Path, cards: StandIn) -> None:
     with exporter(tmp_path, cards) as watcher, server("normal", tmp_path) as standin:
         loaded(watcher, standin)
-        watcher.watch.wait_for(standin.name, 40, state="idle", ready=True)
+        watcher.watch.wait_for(standin.name, PATIENCE, state="idle", ready=True)
         driver = steered(tmp_path)
 
         driver.lose(5)
         lost = time.time()
-        at = watcher.watch.wait_for(standin.name, 20, state="failed", reason="gpu_lost", suspect_rank="TP5")
+        at = watcher.watch.wait_for(standin.name, PATIENCE, state="failed", reason="gpu_lost", suspect_rank="TP5")
 
         assert at - lost <= 4 * GPU_LOOK + 2 * TICK + SLACK
         assert sum(seen(watcher, "stallwatch_gpu_lost")) == 1
         driver.restore(5)
-        wait_until(lambda: sum(seen(watcher, "stallwatch_gpu_lost")) == 0, 30.0, "it is back", 0.2)
+        wait_until(lambda: sum(seen(watcher, "stallwatch_gpu_lost")) == 0, PATIENCE, "it is back", 0.2)
         assert len(seen(watcher, "stallwatch_gpu_memory_used_bytes")) == RANKS
 
 

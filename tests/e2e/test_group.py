@@ -16,7 +16,7 @@ import pytest
 
 from stallwatch.rules import DEFAULT_FILES, one_file, rule_files
 
-from .harness import CONFIG, STALL_AFTER, Exporter, StandIn, Watch, wait_until
+from .harness import CONFIG, PATIENCE, STALL_AFTER, Exporter, StandIn, Watch, wait_until
 from .prometheus import Prometheus
 from .test_pages import Alertmanager, Hook, hook, scaled_rules  # noqa: F401  # hook is a fixture
 
@@ -82,7 +82,7 @@ def test_a_stalled_node_of_three_is_one_page_that_names_it(tmp_path: Path, hook:
         story = "\n".join
         wait_until(
             lambda: any(receiver == "page" for _, receiver, _ in hook.messages),
-            STALL_AFTER + 30,
+            STALL_AFTER + PATIENCE,
             f"a page\n{story(node.watch.story() for node in nodes)}\n{alertmanager.states()}",
         )
         paged_after = time.time() - last_progress
@@ -136,19 +136,19 @@ def test_a_node_that_was_never_started_and_one_that_is_not_watched_are_told(tmp_
 
         for number in range(NODES):
             if number == LATE:
-                waits_for("InferenceGroupIncomplete", "firing", 20.0)
+                waits_for("InferenceGroupIncomplete", "firing", PATIENCE)
             stack.enter_context(launches[number])
-        waits_for("InferenceGroupIncomplete", "resolved", 20.0)
+        waits_for("InferenceGroupIncomplete", "resolved", PATIENCE)
         wait_until(
             lambda: engine.query("group:stallwatch_server_ready:all == 1"),
-            60.0,
+            PATIENCE,
             "\n".join(node.watch.story() for node in nodes),
         )
         time.sleep(5.0)
         assert told(hook, "InferenceGroupUnwatched") == []
         nodes[LATE].watch.stop()  # a stopped process owes it no answer
         nodes[LATE].process.send_signal(signal.SIGSTOP)
-        waits_for("InferenceGroupUnwatched", "firing", 30.0)
+        waits_for("InferenceGroupUnwatched", "firing", PATIENCE)
         known = engine.query("group:stallwatch_server_info:count")
 
     two = f"{SERVER} on 127.0.0.2 (number 0), {SERVER} on 127.0.0.3 (number 1)"

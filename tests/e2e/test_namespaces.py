@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import Exporter, Program, free_port, wait_until
+from .harness import PATIENCE, Exporter, Program, free_port, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.aside, pytest.mark.usefixtures("as_root")]
 
@@ -42,7 +42,7 @@ ThreadingHTTPServer((words[words.index("--host") + 1], int(words[words.index("--
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -101,12 +101,14 @@ def test_a_server_behind_a_pair_of_links_is_asked_at_its_own_address(namespace: 
         Exporter(tmp_path) as exporter,
     ):
         asked = {"server": name, "endpoint": "health"}
-        wait_until(lambda: values(exporter, "health_status", **asked), 20.0, "an answer of the server")
+        wait_until(lambda: values(exporter, "health_status", **asked), PATIENCE, "an answer of the server")
 
         assert values(exporter, "health_status", **asked) == [200.0]
         assert values(exporter, "port_connect", server=name, result="ok") == [1.0]
         assert values(exporter, "port_foreign", server=name) == [0.0]
-        wait_until(lambda: values(exporter, "server_requests_running", server=name) == [3.0], 20.0, "its own metrics")
+        wait_until(
+            lambda: values(exporter, "server_requests_running", server=name) == [3.0], PATIENCE, "its own metrics"
+        )
 
 
 @pytest.mark.parametrize("rootless", [False, True])
@@ -122,9 +124,9 @@ def test_a_server_on_the_loopback_of_its_namespace_listens_and_is_asked_nothing(
         Vllm(tmp_path, "127.0.0.1", port, within),
         Exporter(tmp_path) as exporter,
     ):
-        wait_until(lambda: values(exporter, "port_listening", server=name) == [1.0], 20.0, "a port that listens")
+        wait_until(lambda: values(exporter, "port_listening", server=name) == [1.0], PATIENCE, "a port that listens")
         refused = {"collector": "sockets", "reason": "namespace"}
-        wait_until(lambda: sum(values(exporter, "read_errors_total", **refused)) >= 3, 20.0, "three looks at it")
+        wait_until(lambda: sum(values(exporter, "read_errors_total", **refused)) >= 3, PATIENCE, "three looks at it")
 
         assert values(exporter, "port_foreign", server=name) == [0.0]
         assert values(exporter, "port_connect", server=name) == []

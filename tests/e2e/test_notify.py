@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import Exporter, wait_until
+from .harness import PATIENCE, Exporter, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
@@ -23,7 +23,7 @@ def test_systemd_hears_each_tick_and_nothing_while_there_is_none(tmp_path: Path)
             exporter.watch.stop()  # a stopped process owes it no answer
             heard += [manager.recv(4096) for _ in range(3)]
             exporter.process.send_signal(signal.SIGSTOP)
-            wait_until(lambda: is_silent(manager), 10.0, "a stopped process that says nothing")
+            wait_until(lambda: is_silent(manager), PATIENCE, "a stopped process that says nothing")
             exporter.process.send_signal(signal.SIGCONT)
             manager.settimeout(20.0)
             after = manager.recv(4096)

@@ -24,7 +24,20 @@ from stallwatch.drill.nvml_standin import StandIn as Cards
 from stallwatch.rules import DEFAULT_FILES, every_key, one_file, rule_files
 from stallwatch.strict_yaml import parse_duration
 
-from .harness import CONFIG, OPENER, ROOT, STALL_AFTER, WINDOW, Exporter, Program, StandIn, fetch, free_port, wait_until
+from .harness import (
+    CONFIG,
+    OPENER,
+    PATIENCE,
+    ROOT,
+    STALL_AFTER,
+    WINDOW,
+    Exporter,
+    Program,
+    StandIn,
+    fetch,
+    free_port,
+    wait_until,
+)
 from .prometheus import Prometheus
 from .recorder import COMMAND
 
@@ -127,7 +140,7 @@ class Alertmanager(Program):
 
     def wait_started(self) -> None:
         url = f"http://127.0.0.1:{self.port}/-/ready"
-        wait_until(lambda: fetch(url)[0] == 200, 20.0, f"Alertmanager\n{self.tail()}")
+        wait_until(lambda: fetch(url)[0] == 200, PATIENCE, f"Alertmanager\n{self.tail()}")
 
     def alerts(self) -> list[dict[str, Any]]:
         status, body = fetch(f"http://127.0.0.1:{self.port}/api/v2/alerts")
@@ -180,7 +193,7 @@ def test_a_stall_is_one_message_that_says_what_matters_and_one_that_it_is_over(
         last_progress = time.time()
         wait_until(
             lambda: hook.told("InferenceServerStalled", server.name),
-            STALL_AFTER + 20,
+            STALL_AFTER + PATIENCE,
             f"a page\n{exporter.watch.story()}",
         )
         paged_after = time.time() - last_progress
@@ -189,7 +202,7 @@ def test_a_stall_is_one_message_that_says_what_matters_and_one_that_it_is_over(
         server.rank(3).send_signal(signal.SIGUSR1)
         server.wait_for_line("ready to roll")
         wait_until(
-            lambda: hook.told("InferenceServerStalled", server.name, "resolved"), 60.0, f"the end\n{hook.story()}"
+            lambda: hook.told("InferenceServerStalled", server.name, "resolved"), PATIENCE, f"the end\n{hook.story()}"
         )
         last = exporter.watch.last()
         (info,) = last.values("stallwatch_server_info", server=server.name)
@@ -268,10 +281,12 @@ def test_a_death_is_told_at_once_and_its_rank_is_not_told_again(tmp_path: Path, 
         time.sleep(2.0)
         server.rank(5).kill()
         died = time.time()
-        wait_until(lambda: hook.told("InferenceServerFailed", server.name), 30.0, f"a page\n{exporter.watch.story()}")
+        wait_until(
+            lambda: hook.told("InferenceServerFailed", server.name), PATIENCE, f"a page\n{exporter.watch.story()}"
+        )
         paged_after = time.time() - died
         inhibited = wait_until(
-            lambda: alertmanager.states().get(f"InferenceRankDead {server.name}"), 30.0, f"a rank\n{hook.story()}"
+            lambda: alertmanager.states().get(f"InferenceRankDead {server.name}"), PATIENCE, f"a rank\n{hook.story()}"
         )
         time.sleep(3.0)
 
@@ -303,12 +318,16 @@ def test_an_exporter_that_is_down_silences_what_it_could_not_judge(tmp_path: Pat
     ):
         name = f"StallwatchBlind {server.name}"
         wait_until(
-            lambda: alertmanager.states().get(name) == "active", 40.0, f"a server not judged\n{exporter.watch.story()}"
+            lambda: alertmanager.states().get(name) == "active",
+            PATIENCE,
+            f"a server not judged\n{exporter.watch.story()}",
         )
         exporter.watch.stop()  # a stopped process owes it no answer
         exporter.process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: "StallwatchDown" in alertmanager.states(), 30.0, f"no exporter\n{alertmanager.states()}")
-        wait_until(lambda: alertmanager.states().get(name) == "suppressed", 5.0, f"silence\n{alertmanager.states()}")
+        wait_until(lambda: "StallwatchDown" in alertmanager.states(), PATIENCE, f"no exporter\n{alertmanager.states()}")
+        wait_until(
+            lambda: alertmanager.states().get(name) == "suppressed", PATIENCE, f"silence\n{alertmanager.states()}"
+        )
         told = [alert["labels"]["alertname"] for _, _, message in hook.messages for alert in message["alerts"]]
 
     assert "StallwatchBlind" in told
@@ -346,7 +365,7 @@ def test_what_silences_what(tmp_path: Path, hook: Hook) -> None:
             "StallwatchCollectorStuck": "suppressed",
             "StallwatchCollectorStuck other": "active",
         }
-        wait_until(lambda: alertmanager.states() == expected, 20.0, f"{alertmanager.states()}")
+        wait_until(lambda: alertmanager.states() == expected, PATIENCE, f"{alertmanager.states()}")
 
 
 def test_a_roll_out_that_goes_wrong_is_one_message_and_teams_get_their_own(tmp_path: Path, hook: Hook) -> None:
@@ -357,7 +376,7 @@ def test_a_roll_out_that_goes_wrong_is_one_message_and_teams_get_their_own(tmp_p
             labels("InferenceServerStalled", "critical", namespace="search"),
             labels("InferenceServerStalled", "critical", server="vllm-8001", namespace="chat"),
         )
-        wait_until(lambda: len(hook.messages) >= 3, 20.0, f"three messages\n{hook.story()}")
+        wait_until(lambda: len(hook.messages) >= 3, PATIENCE, f"three messages\n{hook.story()}")
         time.sleep(2.0)
 
     by_receiver = {receiver: message["alerts"] for _, receiver, message in hook.messages}

@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from .harness import ROOT, STALL_AFTER, WINDOW, Exporter, StandIn, fetch, rest, wait_until
+from .harness import PATIENCE, ROOT, STALL_AFTER, WINDOW, Exporter, StandIn, fetch, rest, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("as_root")]
 
@@ -154,7 +154,7 @@ def test_two_capabilities_show_what_root_sees(readable: list[str], open_folder: 
         def difference() -> set[str]:
             return series(root, server) ^ series(ours, server)
 
-        wait_until(lambda: not difference(), 30.0, f"the same series: {sorted(difference())[:9]}", 0.5)
+        wait_until(lambda: not difference(), PATIENCE, f"the same series: {sorted(difference())[:9]}", 0.5)
         assert len(series(ours, server)) > 100
         channels = ours.watch.last().values("stallwatch_channel_state", server=server.name, state="unreadable")
         assert not channels
@@ -184,7 +184,7 @@ def test_with_fewer_it_says_of_the_server_what_it_cannot_read_and_what_would_hel
             found = ours.watch.last().values("stallwatch_channel_state", server=server.name, state="unreadable")
             return {dict(labels)["channel"] for labels in found}
 
-        wait_until(lambda: unreadable() >= set(lost), 30.0, f"{lost} unreadable, not {unreadable()}", 0.5)
+        wait_until(lambda: unreadable() >= set(lost), PATIENCE, f"{lost} unreadable, not {unreadable()}", 0.5)
         sentences = [text for text in advice_of(ours, server) if "CAP_" in text]
         page = fetch(f"{ours.url}/")[1]
         checked = subprocess.run(

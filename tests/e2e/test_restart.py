@@ -10,7 +10,7 @@ import pytest
 
 from stallwatch.drill.rank import RELEASE
 
-from .harness import STALL_AFTER, Exporter, StandIn, rest
+from .harness import PATIENCE, STALL_AFTER, Exporter, StandIn, rest
 
 pytestmark = pytest.mark.e2e
 
@@ -36,15 +36,15 @@ def test_a_restart_is_one_alert_of_what_stalls_on_and_none_of_what_moved_meanwhi
     ):
         with Exporter(tmp_path) as before:
             for server in (stuck, freed):
-                before.watch.wait_for(server.name, STALL_AFTER + 30, state="stalled", reason="idle_wait")
+                before.watch.wait_for(server.name, STALL_AFTER + PATIENCE, state="stalled", reason="idle_wait")
             rest(3.0, before)
         since = before.watch.last().servers[stuck.name]["since"]
         os.kill(freed.rank(5).pid, RELEASE)
         freed.wait_for_line("Memory pool end", 8)
         rest(4.0, stuck)
         with Exporter(tmp_path) as after:
-            after.watch.wait_for(stuck.name, 15.0, state="stalled")
-            after.watch.wait_for(freed.name, 60.0, ready=True, state="idle")
+            after.watch.wait_for(stuck.name, PATIENCE, state="stalled")
+            after.watch.wait_for(freed.name, PATIENCE, ready=True, state="idle")
             rest(STALL_AFTER, after)
 
         found = [document for _, document in after.watch.of(stuck.name)]

@@ -12,7 +12,7 @@ import pytest
 from stallwatch.drill.nvml_standin import NoCompilerError, build
 from stallwatch.drill.nvml_standin import StandIn as Cards
 
-from .harness import ROOT, Exporter, StandIn, wait_until
+from .harness import PATIENCE, ROOT, Exporter, StandIn, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.aside, pytest.mark.server]
 
@@ -43,18 +43,20 @@ def test_serve_outlives_a_driver_that_hangs_and_ends_when_it_is_told_to(tmp_path
     with StandIn("slow-load", tmp_path, slow_seconds=60) as server:
         watcher.__enter__()
         try:
-            wait_until(lambda: watcher.watch.last().values(used), 30.0, f"cards\n{watcher.tail()}", 0.2)
-            wait_until(lambda: server.name in watcher.watch.last().servers, 20.0, f"the server\n{watcher.tail()}", 0.2)
+            wait_until(lambda: watcher.watch.last().values(used), PATIENCE, f"cards\n{watcher.tail()}", 0.2)
+            wait_until(
+                lambda: server.name in watcher.watch.last().servers, PATIENCE, f"the server\n{watcher.tail()}", 0.2
+            )
             filters = Path(f"/proc/{watcher.pid}/status").read_text()
             cards.hang("nvmlDeviceGetMemoryInfo_v2", card=3)
-            wait_until(lambda: not watcher.watch.last().values(used), 20.0, "a hung driver", 0.2)
+            wait_until(lambda: not watcher.watch.last().values(used), PATIENCE, "a hung driver", 0.2)
             cards.clear()
-            wait_until(lambda: watcher.watch.last().values(used), 30.0, "cards again", 0.2)
+            wait_until(lambda: watcher.watch.last().values(used), PATIENCE, "cards again", 0.2)
             watcher.watch.stop()
 
             watcher.process.send_signal(signal.SIGTERM)
 
-            assert watcher.process.wait(20.0) == 0, watcher.tail(40)
+            assert watcher.process.wait(PATIENCE) == 0, watcher.tail(40)
             assert "Seccomp:\t2" in filters
         finally:
             cards.clear()

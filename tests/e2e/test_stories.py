@@ -18,6 +18,7 @@ from stallwatch.drill.story import PLANTED_SECRET
 
 from .harness import (
     LOOK,
+    PATIENCE,
     SAMPLE_SECONDS,
     SLACK,
     STALL_AFTER,
@@ -92,7 +93,7 @@ def test_silent_deadlock_is_stalled_and_the_sleeping_rank_is_named(stage: Stage)
     last_progress = server.log.stat().st_mtime
 
     stalled = exporter.watch.wait_for(
-        server.name, STALL_AFTER + 15, state="stalled", reason="idle_wait", suspect_rank="TP5"
+        server.name, STALL_AFTER + PATIENCE, state="stalled", reason="idle_wait", suspect_rank="TP5"
     )
 
     last = exporter.watch.last()
@@ -150,7 +151,9 @@ def test_a_dead_rank_fails_the_server_within_seconds(stage: Stage) -> None:
     server.wait_for_line("Load weight end", 4)
     died = server.log.stat().st_mtime
 
-    failed = stage.exporter.watch.wait_for(server.name, 15, state="failed", reason="rank_dead", suspect_rank="TP1")
+    failed = stage.exporter.watch.wait_for(
+        server.name, PATIENCE, state="failed", reason="rank_dead", suspect_rank="TP1"
+    )
 
     assert failed - died <= 2 * LOOK + 1.0 + 2 * TICK + SAMPLE_SECONDS + SLACK
 
@@ -159,9 +162,9 @@ def test_phantom_hang_is_never_stalled(stage: Stage) -> None:
     """The same picture, but one rank still reads: for three times `stall_after` nothing else moves."""
     exporter, server = stage.exporter, stage.phantom
     slow_from = stage.phantom_loaded + WINDOW
-    server.wait_for_line("ready to roll", within=3 * STALL_AFTER + 30)
+    server.wait_for_line("ready to roll", within=3 * STALL_AFTER + PATIENCE)
     ready = server.log.stat().st_mtime
-    exporter.watch.wait_for(server.name, 15, state="idle", phase="ready", ready=True)
+    exporter.watch.wait_for(server.name, PATIENCE, state="idle", phase="ready", ready=True)
     rest(STALL_AFTER / 2, server)
 
     assert exporter.watch.states(server.name) <= {"working", "slow", "idle"}
@@ -180,8 +183,8 @@ def test_phantom_hang_is_never_stalled(stage: Stage) -> None:
 def test_a_slow_reader_is_working_for_three_times_stall_after(stage: Stage) -> None:
     """The twin of the throttled vLLM load that needs no cgroup: bytes trickle, the log is silent."""
     exporter, server = stage.exporter, stage.slow
-    server.wait_for_line("ready to roll", within=3 * STALL_AFTER + 60)
-    exporter.watch.wait_for(server.name, 15, state="idle", phase="ready")
+    server.wait_for_line("ready to roll", within=3 * STALL_AFTER + PATIENCE)
+    exporter.watch.wait_for(server.name, PATIENCE, state="idle", phase="ready")
 
     assert exporter.watch.states(server.name) <= {"working", "slow", "idle"}
     phases = exporter.watch.phases(server.name)
@@ -210,4 +213,4 @@ def parse(log: Path) -> dict[str, Any]:
 
 def stallwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("stallwatch")), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)

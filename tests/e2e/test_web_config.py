@@ -12,7 +12,7 @@ import pytest
 
 from certificates import Authority, authority
 
-from .harness import CONFIG, Program, fetch, free_port, wait_until
+from .harness import CONFIG, PATIENCE, Program, fetch, free_port, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.aside]
 
@@ -40,7 +40,7 @@ class SecureExporter(Program):
         super().__init__(command, folder / "stallwatch.log")
 
     def wait_started(self) -> None:
-        wait_until(lambda: f"listening on https://127.0.0.1:{self.port}" in self.tail(), 20.0, self.tail())
+        wait_until(lambda: f"listening on https://127.0.0.1:{self.port}" in self.tail(), PATIENCE, self.tail())
 
 
 class Prometheus(Program):
@@ -70,7 +70,7 @@ class Prometheus(Program):
                 for job, problem in problems.items()
             )
 
-        wait_until(holds, 20.0, f"{problems}; it was {self.problems()}", 0.2)
+        wait_until(holds, PATIENCE, f"{problems}; it was {self.problems()}", 0.2)
 
 
 def write_users(folder: Path, password: str) -> None:
@@ -152,7 +152,9 @@ def test_prometheus_comes_with_a_certificate_of_its_own(tmp_path: Path) -> None:
             jobs += JOB.format(name=name, ca=ours.certificate, own=own, port=exporter.port, password="")
         with Prometheus(tmp_path, jobs) as prometheus:
             refused = ("other", "stranger", "nobody")
-            wait_until(lambda: all(prometheus.problems().get(name) for name in refused), 20.0, "who is not let in", 0.2)
+            wait_until(
+                lambda: all(prometheus.problems().get(name) for name in refused), PATIENCE, "who is not let in", 0.2
+            )
             prometheus.wait_for(known="")
             found = prometheus.problems()
 
