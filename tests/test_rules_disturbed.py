@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,6 +143,121 @@ def test_an_exporter_that_is_restarted_neither_ends_an_alert_nor_begins_it_anew(
     first = {(firing.alert, firing.severity): firing for firing in reversed(FIRINGS)}
 
     tests = [(firing, over_a_restart(firing)) for firing in first.values() if firing.file == path]
+    status, output = promtool(tmp_path, tests)
+
+    assert status == 0, output
+
+
+# --- where a server is ---------------------------------------------------------------------------------------
+
+INFO = "stallwatch_server_info"
+LATE = 2
+"""Samples by which the namespace is found later than the server."""
+
+
+class Placed(NamedTuple):
+    """A firing test whose servers are in a namespace, and the labels by which its alert is known."""
+
+    firing: Firing
+    labels: Mapping[str, str]
+
+    def is_always_in(self, namespace: str) -> dict[str, Any]:
+        """What is asked: it fired, as one alert, and up to some minutes later it had no other namespace."""
+        known = {**self.labels, "alertname": self.firing.alert, "alertstate": "firing"}
+        selector = ",".join(f'{name}="{value}"' for name, value in known.items())
+        labels = f'{{namespace="{namespace}"}}' if namespace else "{}"
+        asked = {
+            "expr": f"count by (namespace) (count_over_time(ALERTS{{{selector}}}[1d]))",
+            "eval_time": f"{self.firing.seconds + 2 * WATCHED * STEP}s",
+            "exp_samples": [{"labels": labels, "value": 1}],
+        }
+        return {"promql_expr_test": [asked]}
+
+
+def placed() -> Iterator[Placed]:
+    """Of each alert about a server or a group, and of each severity, the first test in which it fires."""
+    for firing in {(each.alert, each.severity): each for each in reversed(FIRINGS)}.values():
+        for case in firing.test["alert_rule_test"]:
+            if case["alertname"] == firing.alert and parse_seconds(case["eval_time"]) == firing.seconds:
+                first = next(
+                    a["exp_labels"] for a in case["exp_alerts"] if a["exp_labels"]["severity"] == firing.severity
+                )
+                labels = {name: value for name, value in first.items() if name != "namespace"}
+                if labels.keys() & {"server", "group"} and firing.alert not in NOWHERE:
+                    yield Placed(firing, labels)
+
+
+NOWHERE = ("InferenceServerAbsent",)
+"""One that never came is in no namespace yet."""
+
+PLACED = list(placed())
+each_place = pytest.mark.parametrize("path", sorted({each.firing.file for each in PLACED}), ids=lambda path: path.name)
+
+
+def infos(place: Placed) -> list[Mapping[str, str]]:
+    """The info series of the test; where it has none, that of the server whose alert fires."""
+    found = [series for series in place.firing.test["input_series"] if series["series"].partition("{")[0] == INFO]
+    if found or "server" not in place.labels:
+        return found
+    labels = ",".join(f'{name}="{place.labels[name]}"' for name in ("job", "instance", "server"))
+    return [{"series": f"{INFO}{{{labels}}}", "values": f"1x{place.firing.seconds // STEP + 5 * WATCHED}"}]
+
+
+def in_namespace(series: Mapping[str, str], namespace: str) -> str:
+    bare = re.sub(r',?namespace="[^"]*"', "", series["series"])
+    return bare.replace("}", f',namespace="{namespace}"}}')
+
+
+def with_infos(place: Placed, name: str, infos: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+    others = [series for series in place.firing.test["input_series"] if series["series"].partition("{")[0] != INFO]
+    return {"name": f"{place.firing.test['name']}: {name}", "interval": f"{STEP}s", "input_series": [*others, *infos]}
+
+
+def lost_once(place: Placed) -> dict[str, Any]:
+    """One scrape lacks the info series, after the alert has begun."""
+    at = place.firing.seconds // STEP + 2
+    changed = []
+    for series in infos(place):
+        values = samples(series["values"])
+        values[at : at + 1] = ["stale"]
+        changed.append({"series": in_namespace(series, "search"), "values": notation(values)})
+    return with_infos(place, "the info series is lost once", changed) | place.is_always_in("search")
+
+
+def found_later(place: Placed) -> dict[str, Any]:
+    """The namespace is not known before the alert has begun."""
+    at = place.firing.seconds // STEP + 1
+    changed = []
+    for series in infos(place):
+        values = samples(series["values"])
+        changed.append({"series": in_namespace(series, ""), "values": notation([*values[:at], "stale"])})
+        later = notation([*[None] * at, *values[at:]])
+        changed.append({"series": in_namespace(series, "search"), "values": later})
+    return with_infos(place, "the namespace is found later", changed) | place.is_always_in("")
+
+
+def found_later_after_a_restart(place: Placed) -> dict[str, Any]:
+    at = place.firing.seconds // STEP + 1
+    test = place.firing.test["input_series"]
+    changed = [restarted(series, at) for series in test if series["series"].partition("{")[0] != INFO]
+    for series in infos(place):
+        values = samples(restarted(series, at)["values"])
+        back = at + GAP
+        bare = notation([*[None] * back, *values[back : back + LATE], "stale"])
+        known = notation([*values[:back], *[None] * LATE, *values[back + LATE :]])
+        changed.append({"series": in_namespace(series, ""), "values": bare})
+        changed.append({"series": in_namespace(series, "search"), "values": known})
+    name = f"{place.firing.test['name']}: after a restart the namespace is found later"
+    return {"name": name, "interval": f"{STEP}s", "input_series": changed} | place.is_always_in("search")
+
+
+@each_place
+@pytest.mark.parametrize("disturbed", [lost_once, found_later, found_later_after_a_restart])
+def test_an_alert_stays_in_the_namespace_in_which_it_began(
+    disturbed: Callable[[Placed], dict[str, Any]], path: Path, tmp_path: Path
+) -> None:
+    tests = [(place.firing, disturbed(place)) for place in PLACED if place.firing.file == path]
+
     status, output = promtool(tmp_path, tests)
 
     assert status == 0, output
