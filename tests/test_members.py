@@ -218,6 +218,21 @@ def test_no_descriptor_left_is_unreadable_and_not_a_death(node: Node) -> None:
     assert (member.dead, member.missing_since, member.unreadable) == (False, None, "error")
 
 
+def test_what_the_table_read_at_this_look_is_not_read_again(node: Node) -> None:
+    node.tree.add(100, "x", cpu=5.0)
+    stat = ProcFs(node.tree.root).stat(100)
+    assert stat is not None
+    known = Known(stat, 0.0, 0, read_at=7.0)
+    member = Member(Exhausted(node.tree.root), known, "rank", "TP0", 0.0, Room(2))
+
+    member.look(7.0, known)
+    now = member.last, member.unreadable
+    member.look(8.0, known)
+
+    assert now == (stat, None)
+    assert member.unreadable == "error"
+
+
 def test_one_unreadable_front_end_makes_the_sum_unreadable_and_not_partial(node: Node) -> None:
     node.vllm(cpu=5.0, io={"read_bytes": 100})
     node.tree.add(120, "VLLM::APIServer_1", comm="VLLM::APIServer", ppid=100, cpu=1.0, io={"read_bytes": 50})

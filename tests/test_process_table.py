@@ -399,3 +399,115 @@ def test_who_was_not_wanted_is_thought_of_again_when_something_else_is_looked_fo
     node.look(YOUNG_SECONDS + 2, lambda known: True)
 
     assert node.reads.asked == [10]
+
+
+def test_a_member_is_read_once_in_a_look_and_only_if_it_ran(tmp_path: Path) -> None:
+    clocks, looks, tree = {1: 5, 10: 7, 11: 8}, list[int](), family(tmp_path)
+    table = clocked_table(tree, clocks, looks)
+    child = tree.change(11).id
+    table.look(0.0)
+    looks.clear()
+
+    for now, clock in ((1.0, 9), (2.0, 9), (3.0, 10)):
+        clocks[11] = clock
+        table.refresh(child, now)
+        table.refresh(child, now)
+
+    assert looks == [11, 11]
+
+
+def test_a_young_process_is_read_again_only_if_it_ran(tmp_path: Path) -> None:
+    clocks, looks, tree = {1: 5, 10: 7, 11: 8}, list[int](), family(tmp_path)
+    table = clocked_table(tree, clocks, looks)
+    table.look(0.0)
+    looks.clear()
+    clocks[11] = 9
+    tree.change(11, "vllm serve", comm="vllm")
+    table.look(5.0)
+
+    known = table.get(11)
+    assert known is not None
+    assert known.stat.comm == "vllm"
+    assert [pid for pid in looks if pid != 1] == [11]
+
+
+def test_a_cheaper_way_to_stat_is_taken_and_where_it_ends_the_pid_may_be_anothers(node: Node) -> None:
+    old = node.tree.add(10, "old")
+    node.look(0.0)
+    node.look(YOUNG_SECONDS + 1)
+    cheap = ProcFs(node.tree.root).stat(10)
+    node.tree.replace(10, "new", started=200.0)
+
+    node.table.refresh(old.id, 100.0, lambda: cheap)
+    before = node.table.find(old.id)
+    node.table.refresh(old.id, 101.0, lambda: None)
+
+    assert before is not None
+    assert before.stat is cheap
+    assert (known := node.table.get(10)) is not None
+    assert known.id.start_ticks == 20000
+
+
+def test_a_listing_like_the_one_before_is_gone_through_where_somebody_was_lost_since(node: Node) -> None:
+    """The PID of a member that ended may be another's by then."""
+    old = node.tree.add(10, "old")
+    node.look(0.0)
+    node.tree.end(10)
+    node.table.refresh(old.id, 1.0)
+    lost = node.pids()
+    node.tree.add(10, "new", started=200.0)
+    node.look(5.0)
+
+    assert lost == []
+    assert node.command(10) == "new"
+
+
+def test_a_listing_like_the_one_before_is_gone_through_where_somebody_could_not_be_read(node: Node) -> None:
+    node.tree.add(10, "a")
+    stat = (node.tree.root / "10" / "stat").read_bytes()
+    (node.tree.root / "10" / "stat").write_bytes(b"")
+    node.look(0.0)
+    unread = node.pids()
+    (node.tree.root / "10" / "stat").write_bytes(stat)
+    (node.tree.root / "stat").write_text("processes 7\n")
+    node.look(5.0)
+
+    assert (unread, node.pids()) == ([], [10])
+
+
+def test_a_listing_like_the_one_before_is_not_gone_through_else(tmp_path: Path) -> None:
+    """Threads are forked on a busy machine all the time."""
+    clocks, looks, tree = {1: 5, 10: 7, 11: 8}, list[int](), family(tmp_path)
+    tree.add(2, "", comm="kthreadd", flags=KERNEL_THREAD, ppid=0)
+    table = clocked_table(tree, clocks, looks)
+    table.look(0.0)
+    table.look(YOUNG_SECONDS + 1)
+    looks.clear()
+    (tree.root / "stat").write_text("processes 7\n")
+    table.look(YOUNG_SECONDS + 2)
+
+    assert looks == []
+
+
+def test_a_pid_that_is_a_kernel_threads_by_now_is_nobodys(node: Node) -> None:
+    node.tree.add(20, "a")
+    node.look(0.0)
+    node.tree.replace(20, "", comm="kworker/0:1", flags=KERNEL_THREAD, started=200.0)
+    node.look(5.0)
+
+    assert node.pids() == []
+
+
+def test_told_are_those_whose_command_line_was_asked_for(node: Node) -> None:
+    node.tree.add(10, "a")
+    node.tree.add(11, "b")
+    node.look(0.0, lambda known: known.stat.pid == 10)
+    told = [known.stat.pid for known in node.table.told]
+    node.table.forget_commands()
+    forgotten = list(node.table.told)
+    node.look(1.0)
+    node.tree.end(10)
+    node.look(2.0)
+
+    assert (told, forgotten) == ([10], [])
+    assert [known.stat.pid for known in node.table.told] == [11]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 from ..model import ProcessId
@@ -65,7 +66,7 @@ class CgroupFiles:
 
         None: no cgroup file system, or none that tells (v2 before Linux 5.2).  Both files tell of the groups above.
         """
-        answers = [self._frozen(group) for group in cgroups_in(text)]
+        answers = [self._frozen(group) for group in _freezing(text)]
         known = [answer for answer in answers if answer is not None]
         reasons = [answer for answer in known if isinstance(answer, str)]
         if 1.0 in known or not reasons:
@@ -73,19 +74,27 @@ class CgroupFiles:
         return min(reasons)
 
     def _frozen(self, group: Cgroup) -> float | str | None:
-        if group.controllers and "freezer" not in group.controllers.split(","):
-            return None
+        name = "freezer.state" if group.controllers else "cgroup.events"
         try:
-            place = self.folder(group)
-            if place is None:
-                return None
-            if group.controllers:  # FREEZING: a thread of it does not stop yet
-                return float(_content(f"{place[0]}/freezer.state").strip() in (b"FROZEN", b"FREEZING"))
-            match = _FROZEN.search(_content(f"{place[0]}/cgroup.events"))
-            return float(match[1]) if match else None
+            content = self._in_folder(group, name)
         except OSError as error:
-            reason = reason_of(error)
-            return None if reason == "vanished" else reason
+            return reason_of(error)
+        if content is None:
+            return None
+        if group.controllers:  # FREEZING: a thread of it does not stop yet
+            return float(content.strip() in (b"FROZEN", b"FREEZING"))
+        match = _FROZEN.search(content)
+        return float(match[1]) if match else None
+
+    def _in_folder(self, group: Cgroup, name: str) -> bytes | None:
+        """A file of a group; None when it is not there (see `folder`)."""
+        for mount in self.mounts(group.controllers) if ".." not in group.path.split("/") else ():
+            try:
+                return _content(f"{mount}{group.path}/{name}")
+            except OSError as error:
+                if reason_of(error) != "vanished":
+                    raise
+        return None
 
     def is_populated(self, path: str, identity: _Identity) -> bool | None:
         """Whether a living process is in the group or below it; zombies do not count.  None = not to be known."""
@@ -100,6 +109,12 @@ class CgroupFiles:
             return _has_processes(path) if reason_of(error) == "vanished" else None
         match = _POPULATED.search(events)
         return match[1] != b"0" if match else None
+
+
+@lru_cache(maxsize=256)
+def _freezing(text: str) -> tuple[Cgroup, ...]:
+    """The groups of a cgroup file that can say whether they are frozen."""
+    return tuple(g for g in cgroups_in(text) if not g.controllers or "freezer" in g.controllers.split(","))
 
 
 def _content(path: str) -> bytes:

@@ -7,8 +7,9 @@ before it are nodes inside nodes.  `scope_of` names the same place as a control 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 _ID = r"(?P<id>[0-9a-f]{64}|[0-9a-f]{32}-\d{6,12})"
 """64 hex digits, or 32 and a number as the task ids of ECS."""
@@ -193,13 +194,16 @@ class Cgroup:
         )
 
 
-def cgroups_in(text: str) -> Iterator[Cgroup]:
+@lru_cache(maxsize=256)
+def cgroups_in(text: str) -> tuple[Cgroup, ...]:
     """The groups of a cgroup file, v2 first, then systemd's hierarchy."""
+    groups = list[Cgroup]()
     for line in sorted(text.splitlines(), key=_preference):
         _, colon, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if colon and path.startswith("/"):
-            yield Cgroup(controllers, path.removesuffix(" (deleted)"))
+            groups.append(Cgroup(controllers, path.removesuffix(" (deleted)")))
+    return tuple(groups)
 
 
 def scope_of(text: str) -> Cgroup | None:

@@ -48,7 +48,7 @@ class Crew:
         """Workers by a title that other programs have as well, which belong to no server yet (`taken` do)."""
         self._strays = [
             known
-            for known in self._table
+            for known in self._table.told
             if known.command is not None
             and known.command.role == "worker"
             and not known.command.titled_by

@@ -102,19 +102,20 @@ class Member:
             self._inner_pid = self._proc.inner_pid(self.id.pid)
         return self._inner_pid
 
-    def look(self, now: float) -> None:
-        """Read the counters, and whether a debugger holds the process."""
-        self._look_at_counters(now)
+    def look(self, now: float, known: Known | None = None) -> None:
+        """Read the counters, and whether a debugger holds the process.  `known`: as the table has it at this look."""
+        self._look_at_counters(now, known)
         self.traced = self._tracer() if self.is_watched and self.missing_since is None else None
 
-    def _look_at_counters(self, now: float) -> None:
+    def _look_at_counters(self, now: float, known: Known | None) -> None:
         """Read them, unless the CPU clock proves that nothing ran since the last look."""
-        clock = self._proc.cpu_clock(self.id.pid)
+        is_read = known is not None and known.read_at == now and known.id == self.id
+        clock = known.clock if known is not None and is_read else self._proc.cpu_clock(self.id.pid)
         is_same = clock is not None and clock == self._clock
         if is_same and self.usage is not None and self.missing_since is None:
             return
         try:
-            stat = self._read_stat()
+            stat = known.stat if known is not None and is_read else self._read_stat()
         except OSError as error:
             self._fail(reason_of(error), now)
             return
@@ -126,6 +127,13 @@ class Member:
             return
         self.missing_since, self.unreadable, self._clock = None, None, clock
         self.comm, self.last, self.usage = stat.comm, stat, Usage(stat, self._read_io(), self._io_reason)
+
+    def stat(self) -> Stat | None:
+        """As of now, by the file that is kept open; None when it cannot be read."""
+        try:
+            return self._read_stat()
+        except (OSError, ValueError, IndexError):
+            return None
 
     def _fail(self, reason: str, now: float) -> None:
         """Gone is not the same as unreadable: only the first may ever mean a death."""

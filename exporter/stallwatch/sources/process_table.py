@@ -1,7 +1,8 @@
 """Every process of the node, kept between looks: who is new, who is gone, what its command line said.
 
-Looking is cheap because it is mostly not done: the listing is skipped while the kernel's fork counter stands,
-only young processes are read again (a process may still exec or set its title), and from time to time those that ran.
+Looking is cheap because it is mostly not done: the listing is skipped while the kernel's fork counter stands, and of
+what is known only what ran is read again: members of servers and young processes (one may still exec or set its title)
+at each look, the others from time to time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Known:
     command_read: float = 0.0
     failures: int = 0  # readings in a row that hung or failed
     clock: int | None = None  # its CPU time just before stat was read
-    unwanted: Stat | None = None  # as which its command line was not asked for
+    read_at: float = float("-inf")  # the last look that read stat, or knew it to be the same
     _read_as: tuple[str, int] = ("", 0)  # comm and stack when the command line was read
 
     @property
@@ -96,6 +97,9 @@ class ProcessTable:
     ) -> None:
         self._proc, self._read_command, self._understand = proc, read_command, understand
         self._known: dict[int, Known] = {}
+        self._changed: dict[int, None] = {}  # PIDs whose command line may have to be read
+        self._told: dict[int, Known] = {}  # those whose command line was asked for
+        self._listed: list[int] | None = None  # the last listing, while all that is in it is known
         self._kernel_threads: set[int] = set()
         self._young: set[int] = set()
         self._forks: int | None = None
@@ -106,6 +110,11 @@ class ProcessTable:
 
     def __iter__(self) -> Iterator[Known]:
         return iter(self._known.values())
+
+    @property
+    def told(self) -> Iterable[Known]:
+        """The processes with a command (an unreadable one, too), the least recently found first."""
+        return self._told.values()
 
     def get(self, pid: int) -> Known | None:
         return self._known.get(pid)
@@ -125,72 +134,94 @@ class ProcessTable:
             known = self._known.get(pid)
             if known is None or now - known.first_seen > YOUNG_SECONDS:
                 self._young.discard(pid)
-            if known is not None:
+            if known is not None and not self._stands_still(known, now):
                 self._refresh(pid, now)
 
-    def refresh(self, process: ProcessId, now: float) -> None:
-        """Read stat of one process again (members of servers: titles change late)."""
-        if process.pid not in self._young:
-            self._refresh(process.pid, now)
+    def refresh(self, process: ProcessId, now: float, read: Callable[[], Stat | None] = lambda: None) -> None:
+        """Read stat of one process again (members of servers: titles change late), once in a look.
+
+        Not if no thread of it ran since.  `read`: a cheaper way to its stat; None where there is none any more.
+        """
+        known = self._known.get(process.pid)
+        if known is not None and (known.read_at == now or self._stands_still(known, now)):
+            return
+        self._refresh(process.pid, now, read)
 
     def _list(self, now: float, full: bool) -> None:
-        pids = set(self._proc.pids())
+        listed = self._proc.pids()
+        if listed is self._listed and not full:
+            return  # what the machine forked were threads, or is gone already
+        pids = set(listed)
         for pid in self._known.keys() - pids:
-            del self._known[pid]
-            self._below = None
+            self._lose(pid)
         if full:
             self._kernel_threads.clear()  # a worker thread of the kernel may have left its PID to a process
-        for pid in pids - self._known.keys() - self._kernel_threads:
+        new = pids - self._known.keys() - self._kernel_threads
+        for pid in new:
             self._refresh(pid, now)
+        is_whole = all(pid in self._known or pid in self._kernel_threads for pid in new)
+        self._listed = listed if is_whole else None
         if full:
             self._full_look = now
             for known in tuple(self._known.values()):
-                if not self._stood_still(known):
+                if not self._stands_still(known, now):
                     self._refresh(known.stat.pid, now)
 
-    def _stood_still(self, known: Known) -> bool:
+    def _lose(self, pid: int) -> None:
+        """The process is gone."""
+        self._listed = self._below = None
+        self._known.pop(pid, None)
+        self._told.pop(pid, None)
+        self._changed.pop(pid, None)
+
+    def _stands_still(self, known: Known, now: float) -> bool:
         """Whether stat would say the same: no thread of it ran, and it was not left to another parent."""
         parent = self._known.get(known.stat.ppid)
         is_there = parent is not None and parent.stat.start_ticks <= known.stat.start_ticks
-        return is_there and known.clock is not None and known.clock == self._proc.cpu_clock(known.stat.pid)
+        if not is_there or known.clock is None or known.clock != self._proc.cpu_clock(known.stat.pid):
+            return False
+        known.read_at = now
+        return True
 
-    def _refresh(self, pid: int, now: float) -> None:
+    def _refresh(self, pid: int, now: float, read: Callable[[], Stat | None] = lambda: None) -> None:
         clock = self._proc.cpu_clock(pid)
-        stat = self._proc.stat(pid)
-        if stat is None:
-            if self._known.pop(pid, None) is not None:
-                self._below = None
-            return
-        if stat.flags & KERNEL_THREAD:
-            self._kernel_threads.add(pid)
-            return
+        stat = read() or self._proc.stat(pid)
         known = self._known.get(pid)
+        is_kernels = stat is not None and bool(stat.flags & KERNEL_THREAD)
+        if is_kernels:
+            self._kernel_threads.add(pid)
+        if stat is None or is_kernels:
+            if known is not None:
+                self._lose(pid)
+            return
         if known is not None and known.id == stat.id:
             if known.stat.ppid != stat.ppid:
                 self._below = None
-            known.stat, known.clock = stat, clock
+            known.stat, known.clock, known.read_at = stat, clock, now
+            self._changed[pid] = None
             return
         owner = self._proc.owner(pid)
         if owner is not None:
-            self._known[pid] = Known(stat, now, owner, clock=clock)
-            self._below = None
+            self._lose(pid)
+            self._known[pid] = Known(stat, now, owner, clock=clock, read_at=now)
+            self._changed[pid] = None
             self._young.add(pid)
 
     def read_commands(self, wanted: Callable[[Known], bool], now: float) -> None:
         """Read the command lines of the wanted processes that have none yet, or whose comm changed since."""
         self.unread = {}
-        due = [known for known in self._known.values() if known.unwanted is not known.stat]
-        due = [known for known in due if self._is_wanted(known, wanted) and self._is_due(known, now)]
+        due = [known for known in self._wanted(wanted) if self._is_due(known, now)]
         hung = Counter[int]()
         for known in in_turn(due)[:MOST_COMMANDS]:
             if hung[known.user] < MOST_HUNG and hung.total() < MOST_HUNG_OF_ALL:
                 hung[known.user] += self.read_command(known, now) == "timeout"
 
-    @staticmethod
-    def _is_wanted(known: Known, wanted: Callable[[Known], bool]) -> bool:
-        """Most are not, and it is known of them for as long as stat is not read again."""
-        known.unwanted = None if wanted(known) else known.stat
-        return known.unwanted is None
+    def _wanted(self, wanted: Callable[[Known], bool]) -> list[Known]:
+        """Most processes are not, and it is known of them for as long as stat is not read again."""
+        found = [self._known[pid] for pid in self._changed]
+        found = [known for known in found if wanted(known)]
+        self._changed = dict.fromkeys(known.stat.pid for known in found)
+        return found
 
     @staticmethod
     def _is_due(known: Known, now: float) -> bool:
@@ -203,6 +234,8 @@ class ProcessTable:
         """
         line, self.has_asked = self._read_command(known.id), True
         known.take(self._understand(line), now)
+        if self._known.get(known.stat.pid) is known:
+            self._told[known.stat.pid] = known
         if line.reason is not None:
             self.unread[line.reason] = self.unread.get(line.reason, 0) + 1
         return line.reason
@@ -210,7 +243,9 @@ class ProcessTable:
     def forget_commands(self) -> None:
         """Read every command line again: what is looked for has changed."""
         for known in self._known.values():
-            known.command = known.unwanted = None
+            known.command = None
+        self._told.clear()
+        self._changed = dict.fromkeys(self._known)
 
     def ancestors(self, known: Known) -> Iterator[Known]:
         """Parents up to the first process, nearest first."""

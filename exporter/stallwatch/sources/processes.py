@@ -216,7 +216,7 @@ class Processes:
             self._find_configured(configured, taken, now)
         if not self._config.discovery.enabled:
             return
-        found = (known for known in self._table if known.command is not None and self._may_discover(known))
+        found = (known for known in self._table.told if self._may_discover(known))
         for known in sorted(found, key=_by_start):
             if known.id not in taken:
                 self._find_discovered(known, taken, now)
@@ -401,11 +401,11 @@ class Processes:
 
     def _follow(self, tracked: Tracked, scene: Scene, now: float) -> None:
         """Refresh the members, adopt new ones, name the ranks, notice deaths, count the children."""
-        for process in tuple(tracked.members):
-            self._table.refresh(process, now)
+        for process, member in tuple(tracked.members.items()):
+            self._table.refresh(process, now, member.stat)
         children = self._crew.follow(tracked, scene, now)
         for member in tuple(tracked.members.values()):
-            member.look(now)
+            member.look(now, self._table.find(member.id))
             if member.dead:
                 tracked.bury(member, now)
             elif member.missing_since is not None:
@@ -486,7 +486,7 @@ class Processes:
 
     def _report_unidentified(self) -> Iterator[Observation]:
         """stallwatch_unidentified_processes 2"""
-        unknown = sum(1 for known in self._table if known.command is not None and known.command.reason is not None)
+        unknown = sum(1 for known in self._table.told if known.command is not None and known.command.reason is not None)
         yield UNIDENTIFIED.read(unknown)
         for reason, count in self._table.unread.items():
             if reason != "vanished":  # it came and went: nothing to know
