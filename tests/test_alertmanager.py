@@ -55,8 +55,16 @@ def test_no_route_is_unreachable_and_no_inhibition_too_wide_for_our_rules() -> N
         ("alertname=InferenceServerFailed severity=warning", "day"),
         ("alertname=InferenceServerFailed severity=critical namespace=search", "page-search"),
         ("alertname=InferenceGroupStalled severity=critical group=1f2e3d4c", "page"),
+        ("alertname=InferenceGroupStalled severity=critical group=1f2e3d4c namespace=search", "page-search"),
         ("alertname=InferenceGroupIncomplete severity=warning group=1f2e3d4c", "day"),
+        ("alertname=InferenceGroupIncomplete severity=warning group=1f2e3d4c namespace=search", "day-search"),
         ("alertname=InferenceRankDead severity=warning", "day"),
+        ("alertname=InferenceRankDead severity=warning namespace=search", "day-search"),
+        ("alertname=InferenceRestartLoop severity=warning", "day"),
+        ("alertname=InferenceRestartLoop severity=warning namespace=search", "day-search"),
+        ("alertname=InferenceRestartLoop severity=warning namespace=searching", "day"),
+        ("alertname=InferenceLogUnreadable severity=warning namespace=search", "day-search"),
+        ("alertname=StallwatchBlind severity=warning namespace=search", "day"),
         ("alertname=InferenceRankBehind severity=info", "info"),
         ("alertname=InferenceStartupSlow severity=info namespace=search", "info"),
         ("alertname=GpuXid severity=warning", "day"),
@@ -76,6 +84,17 @@ def test_only_what_wakes_goes_to_a_pager() -> None:
             labels = (f"alertname={rule.name}", f"severity={severity}")
             receiver = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels).strip()
             assert receiver == {"critical": "page", "warning": "day", "info": "info"}[severity], rule.name
+
+
+def test_every_alert_about_a_server_goes_to_the_team_of_its_namespace() -> None:
+    """But what nobody is sent at once."""
+    for file in rule_files((*DEFAULT_FILES, *OPTIONAL_FILES)):
+        for rule in file.alerts():
+            severity = str(yaml.safe_load(rule.text)[0]["labels"]["severity"])
+            labels = (f"alertname={rule.name}", f"severity={severity}", "namespace=search")
+            receiver = amtool("config", "routes", "test", f"--config.file={CONFIG}", *labels).strip()
+            if rule.name.startswith("Inference"):
+                assert receiver == {"critical": "page-search", "warning": "day-search", "info": "info"}[severity]
 
 
 def test_a_death_does_not_wait_and_the_others_ten_seconds() -> None:
