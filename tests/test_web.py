@@ -15,6 +15,7 @@ import re
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -33,7 +34,7 @@ from stallwatch.model import GpuState, RankState, Report, ServerReport, Signal, 
 from stallwatch.presentation import document, verdict_words
 from stallwatch.web import Access, Deadlines, HttpServer, ListenError, Published, serve_http
 from stallwatch.web.addresses import listen, split_address
-from stallwatch.web.app import wants_openmetrics
+from stallwatch.web.app import MOST_WISHES, qualities, wants_openmetrics
 from stallwatch.web.assets import STYLE
 from stallwatch.web.changes import MOST_CHANGES, Change, Changes
 from stallwatch.web.connections import Clients, takes_at_once
@@ -90,8 +91,8 @@ def serve(published: Published) -> Iterator[Serve]:
         each.stop()
 
 
-def connect(running: HttpServer, timeout: float = 5.0) -> socket.socket:
-    return socket.create_connection(split_address(running.addresses[0]), timeout=timeout)
+def connect(running: HttpServer, timeout: float = 5.0, source: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection(split_address(running.addresses[0]), timeout=timeout, source_address=(source, 0))
 
 
 def ask(
@@ -762,10 +763,25 @@ def test_a_connection_serves_many_requests_also_sent_ahead(serve: Serve) -> None
         (b"GET / HTTP/1.1\r\nHost: x\r\nX : y\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n X: y\r\nHost: x\r\n\r\n", 400),  # goes on from no header
         (b"GET /metrics\r\n\r\n", 400),  # HTTP/0.9
+        (b"GET /metrics x HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET\t/metrics\tHTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n: y\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1_0\r\n\r\n0123456789", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0xA\r\n\r\n0123456789", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
+        (CHUNKED.replace(b"chunked", b"xchunked") + b"\r\n0\r\n\r\n", 501),
+        (CHUNKED.replace(b"chunked", b"\x0bchunked") + b"\r\n0\r\n\r\n", 400),
+        (CHUNKED + CHUNKED.splitlines()[2] + b"\r\n\r\n0\r\n\r\n", 501),
+        (CHUNKED + b"\r\n3\r\nabcXX0\r\n\r\n", 400),
+        (CHUNKED + b"\r\n3;\nxx\r\nabc\r\n0\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     ],
 )
-def test_what_is_no_fair_request_is_refused_and_closed(serve: Serve, sent: bytes, status: int) -> None:
+def test_what_is_no_fair_request_is_refused_and_closed(
+    serve: Serve, sent: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     running = serve()
     with connect(running) as client:
         client.sendall(sent)
@@ -775,6 +791,7 @@ def test_what_is_no_fair_request_is_refused_and_closed(serve: Serve, sent: bytes
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     assert b"Connection: close" in answer
     assert ask(running)[0] == 200
+    assert not caplog.records, "a client's trouble is its own"
 
 
 @pytest.mark.parametrize(
@@ -787,8 +804,23 @@ def test_what_is_no_fair_request_is_refused_and_closed(serve: Serve, sent: bytes
         CHUNKED.replace(b"POST /", b"GET /metrics") + b"Connection: close\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
         b"GET /metrics HTTP/1.1\nHost: x\nConnection: close\n\n",
         b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: y\r\n z\r\n\r\n",
+        b"GET /%6detrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: h2c\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Encoding: gzip\r\n"
+        b"Content-Length: 9\r\n\r\n\x1f\x8b\x08bombs!",
     ],
-    ids=["1.0", "as to a proxy", "body of GET", "one length twice", "chunks", "bare LF", "a header on two lines"],
+    ids=[
+        "1.0",
+        "as to a proxy",
+        "body of GET",
+        "one length twice",
+        "chunks",
+        "bare LF",
+        "a header on two lines",
+        "percent",
+        "HTTP/2 is offered",
+        "a body is never unpacked",
+    ],
 )
 def test_what_is_unusual_and_can_be_read_in_one_way_only_is_answered_once(serve: Serve, sent: bytes) -> None:
     """The silent twin."""
@@ -800,6 +832,118 @@ def test_what_is_unusual_and_can_be_read_in_one_way_only_is_answered_once(serve:
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.count(b"HTTP/1.1 ") == 1
     assert b"\nstallwatch_servers{" in answer
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("CONNECT", "other:443", 404),
+        ("OPTIONS", "*", 404),
+        ("OPTIONS", "/metrics", 405),
+        ("TRACE", "/metrics", 405),
+        ("GET", "/../../etc/passwd", 404),
+        ("GET", "/%00%0d%0aX:%20y%ff", 404),
+        ("GET", "http://other", 200),
+        ("GET", "https://other?x", 200),
+        ("GET", "http:///live", 200),
+    ],
+)
+def test_what_is_asked_for_as_if_we_were_something_else(serve: Serve, method: str, target: str, status: int) -> None:
+    with connect(serve()) as client:
+        client.sendall(f"{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        client.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+
+        answer = until_closed(client)
+
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert answer.count(b"HTTP/1.1 ") == 2
+    assert answer.endswith(b"stallwatch is healthy\n")
+    assert b"\nX: y" not in answer
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_client_that_says_it_has_sent_all_gets_its_answers(serve: Serve, number: int) -> None:
+    with connect(serve(deadlines=Deadlines(keep_alive=60.0))) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * number)
+        client.shutdown(socket.SHUT_WR)
+
+        answer = until_closed(client)
+
+    assert answer.count(b"HTTP/1.1 200 ") == number
+    assert answer.count(answer[-1000:]) == number, "each is whole"
+
+
+def test_clients_that_reset_leave_nothing_behind(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    running = serve()
+    assert ask(running)[0] == 200
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for sent in (b"", b"GET /metrics HTTP/1.1\r\nHost", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") * 30:
+        with connect(running) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(sent)
+
+    until(lambda: len(running._clients._crowds) == 0)
+
+    assert ask(running)[0] == 200
+    until(lambda: len(list(Path("/proc/self/fd").iterdir())) == before)
+    assert not caplog.records
+
+
+def test_a_body_in_a_thousand_pieces_takes_turns(serve: Serve) -> None:
+    """Otherwise one client's 16 KiB would take as long as fifty scrapes."""
+    running = serve()
+    put = running._clients.turns.put
+    acts: list[str] = []
+    running._clients.turns.put = lambda act, *whose: (acts.append(""), put(act, *whose))[1]  # type: ignore[method-assign]
+    pieces = b"1\r\nx\r\n" * 1000
+    with connect(running) as client:
+        client.sendall(CHUNKED.replace(b"POST /", b"GET /metrics") + b"Connection: close\r\n\r\n" + pieces)
+        client.sendall(b"0\r\n\r\n")
+
+        assert until_closed(client).startswith(b"HTTP/1.1 200 ")
+
+    assert len(acts) > 15
+
+
+def test_of_a_wish_without_end_the_beginning_is_looked_at() -> None:
+    assert len(qualities(",".join(f"x/{number}" for number in range(5000)))) == MOST_WISHES
+    assert qualities("text/plain;q=0.5" + ";a=b" * 5000) == {"text/plain": 0.5}
+    assert qualities(", ".join(f"x/{number};q=0.1" for number in range(20)))["x/19"] == 0.1
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"], ids=["of the same address", "of another"])
+def test_who_keeps_a_connection_keeps_it_among_half_requests_without_number(serve: Serve, source: str) -> None:
+    room = Shares(connections=10, accepted=10, threads=0, members=0)
+    running = serve(room=room)
+    request = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+    with contextlib.ExitStack() as clients:
+        scraper = clients.enter_context(connect(running))
+        scraper.sendall(request)
+        assert scraper.recv(4096).endswith(b"healthy\n")
+        slow = [clients.enter_context(connect(running, source=source)) for _ in range(30)]
+        for client in slow:
+            with contextlib.suppress(OSError):  # it was put out
+                client.sendall(b"GET")
+        assert until_closed(slow[0]) == b""
+
+        scraper.sendall(request)
+        assert scraper.recv(4096).endswith(b"healthy\n")
+
+
+def test_who_keeps_a_connection_keeps_it_while_others_elsewhere_keep_too_many(serve: Serve) -> None:
+    running = serve(room=Shares(connections=10, accepted=10, threads=0, members=0))
+    request = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
+    with contextlib.ExitStack() as clients:
+        scraper = clients.enter_context(connect(running))
+        for number in range(21):
+            client = clients.enter_context(connect(running, source="127.0.0.2")) if number else scraper
+            client.sendall(request)
+            assert client.recv(4096).endswith(b"healthy\n")
+
+        scraper.sendall(request)
+
+        assert scraper.recv(4096).endswith(b"healthy\n")
 
 
 def test_a_header_of_10_megabytes_is_not_kept(serve: Serve) -> None:

@@ -9,6 +9,7 @@ import logging
 import shutil
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from certificates import Authority, Pair, authority, openssl, speaks
+from certificates import NEW_KEY, Authority, Pair, authority, openssl, speaks
 from stallwatch.descriptors import Shares
 from stallwatch.model import Report
 from stallwatch.strict_yaml import InputError
@@ -579,6 +580,56 @@ def test_client_certificates(
 
     assert answer.startswith("HTTP/1.1 200 ") is is_let_in
     assert bool(answer) is is_let_in
+
+
+def test_a_certificate_that_has_expired_lets_nobody_in(
+    serve: Serve, write: Callable[[str], str], keys: Keys, tmp_path: Path
+) -> None:
+    expired, key, asks = tmp_path / "expired.pem", tmp_path / "expired.key", tmp_path / "expired.csr"
+    openssl("req", *NEW_KEY.split(), "-subj", "/CN=client", "-keyout", key, "-out", asks)
+    signed_by = ("-CA", keys.authority.certificate, "-CAkey", keys.authority.key)
+    running = serve(Renewal(write(tls(*CLIENTS))).current)
+    answers = []
+    for days in (-1, 1):
+        openssl("x509", "-req", "-in", asks, *signed_by, "-days", days, "-out", expired)
+        answers.append(ask_secure(running, keys.authority.client(Pair(expired, key))))
+
+    assert [bool(answer) for answer in answers] == [False, True]
+
+
+def test_nobody_may_begin_the_handshake_anew(serve: Serve, write: Callable[[str], str]) -> None:
+    running = serve(Renewal(write(tls())).current)
+    program = shutil.which("openssl")
+    assert program is not None
+    command = [program, "s_client", "-connect", running.addresses[0], "-tls1_2"]
+    done = subprocess.run(command, input=b"R\n", capture_output=True, timeout=30, check=False)
+
+    assert b"RENEGOTIATING" in done.stdout + done.stderr
+    assert b"no renegotiation" in done.stderr
+
+
+def test_no_ticket_is_given_that_nobody_uses(serve: Serve, write: Callable[[str], str], keys: Keys) -> None:
+    running = serve(Renewal(write(tls())).current)
+    with connect(running) as raw, keys.authority.client().wrap_socket(raw, server_hostname="localhost") as client:
+        client.sendall(ASK)
+        assert client.recv(15) == b"HTTP/1.1 200 OK"
+
+        assert client.session is None or not client.session.has_ticket
+
+
+def test_a_password_of_10_megabytes_is_neither_kept_nor_told(
+    serve: Serve, write: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    running = serve(Renewal(write(USERS)).current)
+    with connect(running) as client:
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            client.sendall(asking(basic("prometheus", "secret" * 2_000_000)))
+        answer = answer_of(client)
+
+    assert answer[:13] in ("HTTP/1.1 431 ", "")
+    assert ask(running, basic("prometheus", "right")).startswith("HTTP/1.1 200 ")
+    assert not caplog.records
 
 
 def test_a_certificate_of_a_client_is_checked_only_if_given_where_that_is_asked_for(

@@ -59,15 +59,15 @@ def test_whose_bytes_are_here_does_not_go() -> None:
     assert crowd(asking).victim() is None
 
 
-def test_of_a_crowd_that_is_being_answered_the_other_kind_goes_and_never_another_address() -> None:
+def test_while_all_of_the_largest_crowd_are_looked_at_or_answered_nobody_goes_in_their_place() -> None:
     scraper, kept = Guest("10.0.0.1", True), Guest("10.6.6.6", True)
-    crowds = crowd(scraper, kept)
-    for _ in range(3):
-        crowds.answer(Guest("10.6.6.6"))
+    answered, asking = Guest("10.6.6.6"), Guest("10.6.6.6", is_asking=True)
+    crowds = crowd(scraper, kept, answered, asking)
+    crowds.answer(answered)
 
-    assert crowds.victim() is kept
-    crowds.leave(kept)
     assert crowds.victim() is None
+    crowds.wait(answered)
+    assert crowds.victim() is answered, "the silent twin"
 
 
 def test_what_came_and_went_is_counted_no_more() -> None:
@@ -309,6 +309,24 @@ def test_a_wire_that_is_closed_sends_the_rest_first_and_one_that_is_aborted_does
 
     assert (received, pair[1].recv(1)) == (sent, b"")
     assert taker.said[2:] == ["lost"]
+
+
+def test_of_a_client_that_takes_nothing_nothing_more_is_read(loop: asyncio.AbstractEventLoop, pair: Pair) -> None:
+    """What it asks for would pile up: TLS answers some messages by itself, whoever takes the answers."""
+    wire, taker = SocketWire(loop, Turns(loop.call_soon), pair[0], "x"), Taker()
+    wire.begin(taker)
+    sent = fill(wire, pair[1])
+    pair[1].sendall(b"more")
+    wire.resume_reading()
+    looks(loop)
+    assert taker.said == ["paused", "paused"]
+
+    read_all(loop, pair[1], len(sent))
+    looks(loop)
+
+    assert taker.said[2:] == ["resumed", b"more"]
+    wire.abort()
+    looks(loop)
 
 
 def test_a_client_that_resets_while_it_is_answered_is_lost_once(loop: asyncio.AbstractEventLoop, pair: Pair) -> None:

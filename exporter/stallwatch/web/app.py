@@ -9,6 +9,8 @@ from .assets import CONTENT_POLICY
 from .published import Body, Pages, Published
 
 TEXT = "text/plain; charset=utf-8"
+MOST_WISHES = 32
+"""Types of a header, and parameters of a type, that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,13 @@ def wants_openmetrics(accept: str) -> bool:
 
 
 def qualities(header: str) -> dict[str, float]:
-    """`a;q=0.5, b` -> {"a": 0.5, "b": 1.0}: the best quality of each; other parameters are not looked at."""
+    """`a;q=0.5, b` -> {"a": 0.5, "b": 1.0}: the best quality of each; other parameters are not looked at.
+
+    Neither is what stands behind the first MOST_WISHES: no client has so many, and each costs time.
+    """
     best: dict[str, float] = {}
-    for part in header.split(","):
-        name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    for part in header.split(",", MOST_WISHES)[:MOST_WISHES]:
+        name, *parameters = (piece.strip().lower() for piece in part.split(";", MOST_WISHES)[:MOST_WISHES])
         quality = 1.0
         for parameter in parameters:
             if parameter.startswith("q="):

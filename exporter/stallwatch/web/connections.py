@@ -34,6 +34,7 @@ from .passwords import Doubt, Gate, Settled
 _MAX_HEAD_BYTES = 16 << 10
 _MAX_BODY_BYTES = 64 << 10
 _MOST_ANSWER_HEAD_BYTES = 2 << 10
+_MOST_PIECES = 64  # of a body, before others have their turn
 
 ALWAYS_ANSWERED = frozenset({"/-/healthy", "/-/ready", "/-/reload"})
 """Paths that are answered even when too many requests are in flight."""
@@ -268,7 +269,11 @@ class Connection:
         if self._transport is None or self._transport.is_closing():
             return
         try:
-            while (event := self._http.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+            for _ in range(_MOST_PIECES):
+                event = self._http.next_event()
+                if event in (h11.NEED_DATA, h11.PAUSED):
+                    self._transport.resume_reading()
+                    return
                 if isinstance(event, h11.EndOfMessage):
                     self._answer()
                     return
@@ -277,7 +282,8 @@ class Connection:
         except h11.RemoteProtocolError as error:
             self._refuse(plain(error.error_status_hint, "this is no HTTP request"))
             return
-        self._transport.resume_reading()
+        self._transport.pause_reading()
+        self._clients.in_turn(self._advance, self.address)
 
     def _take(self, event: h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]) -> bool:
         """A part of a request; False if the connection ends with it."""
@@ -412,4 +418,4 @@ def _request(event: h11.Request) -> Request:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     target = re.sub("^https?://[^/?]*", "", event.target.decode("latin-1"))  # the form proxies use
-    return Request(event.method.decode("latin-1"), unquote(target.partition("?")[0]), headers)
+    return Request(event.method.decode("latin-1"), unquote(target.partition("?")[0]) or "/", headers)

@@ -83,17 +83,14 @@ class Crowds:
 
         Of those never answered, if they are most of that address, else of those that were: half requests without
         number put out no scraper that keeps its connection, and the other way round.  Nobody whose bytes are here
-        goes.  None when nobody of that address only waits: others are not put out in its place.
+        goes.  None when nobody of them only waits: no other is put out in their place, for they soon do.
         """
         most = max(self._of_address.values(), default=0)
-        second: Client | None = None
         for client in self._waiting:
-            if self._of_address[client.address] < most or client.is_asking:
-                continue
-            if self._of_kind[self._kinds[client]] * 2 >= most:
+            is_of_most = self._of_address[client.address] == most and self._of_kind[self._kinds[client]] * 2 >= most
+            if is_of_most and not client.is_asking:
                 return client
-            second = second or client
-        return second
+        return None
 
 
 class Turns:

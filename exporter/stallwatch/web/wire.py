@@ -18,7 +18,7 @@ from .crowds import Turns, address_of
 READ_BYTES = 16 << 10
 """At most these of each client wait for a turn: a record of TLS, or more than a head may have."""
 
-FULL_SECONDS = 0.01
+FULL_SECONDS = 0.002
 EXHAUSTED_SECONDS = 1.0
 """Until it is tried again to take a client in: when all places are taken; when the system gives no socket."""
 
@@ -96,7 +96,7 @@ class SocketWire:
         self._listen(not self.is_asking)
 
     def _listen(self, wanted: bool) -> None:
-        wanted = wanted and not self._closing
+        wanted = wanted and not self._closing and not self._unsent  # what a client asks for and does not take piles up
         if wanted == self._listens or self._closed:
             return
         self._listens = wanted
@@ -119,6 +119,7 @@ class SocketWire:
                 return
             self._loop.add_writer(self._socket, self._writable)
         self._unsent.append(left)
+        self._listen(False)
         if self._taker is not None:
             self._taker.pause_writing()
 
@@ -147,6 +148,7 @@ class SocketWire:
         if self._closing:
             self._end()
         elif self._taker is not None:
+            self._listen(not self._paused and not self.is_asking)
             self._taker.resume_writing()
 
     # --- the end
