@@ -28,6 +28,7 @@ from stallwatch.web.addresses import split_address
 from stallwatch.web.app import Request, Response
 from stallwatch.web.passwords import (
     CROWDED,
+    MOST_OF_ONE,
     MOST_REMEMBERED,
     MOST_WAITING,
     UNAUTHORIZED,
@@ -280,10 +281,10 @@ class Checks:
     def judge(self, user: str, password: str) -> Response | Doubt | None:
         return self.gate.judge(Request("GET", "/", {"authorization": basic(user, password)}))
 
-    def ask(self, user: str, password: str) -> None:
+    def ask(self, user: str, password: str, address: str = "") -> None:
         judged = self.judge(user, password)
         if isinstance(judged, Doubt):
-            self.gate.settle(judged, self.said.append)
+            self.gate.settle(judged, self.said.append, address)
         else:
             self.said.append(judged)
 
@@ -395,6 +396,22 @@ def test_guesses_wait_in_a_bounded_queue_and_push_nobody_out() -> None:
     assert refused == MOST_REMEMBERED
     assert checks.judge("a", "right") is None
     assert checks.turn(MOST_WAITING).count(UNAUTHORIZED) == MOST_WAITING
+
+
+def test_guesses_from_one_address_leave_room_for_a_scraper_at_another() -> None:
+    checks = Checks(a=HASH)
+    for number in range(MOST_WAITING):
+        checks.ask("a", f"guess {number}", "10.6.6.6")
+    assert checks.said.count(CROWDED) == MOST_WAITING - MOST_OF_ONE
+    checks.said.clear()
+
+    checks.ask("a", "right", "10.0.0.1")
+
+    assert checks.said == []
+    assert checks.turn(MOST_OF_ONE + 1) == [UNAUTHORIZED] * MOST_OF_ONE + [None]
+    checks.said.clear()
+    checks.ask("a", "one more", "10.6.6.6")
+    assert checks.turn(1) == [UNAUTHORIZED], "those that were checked count no more"
 
 
 def test_a_password_for_which_no_thread_can_be_started_is_asked_for_again_later(

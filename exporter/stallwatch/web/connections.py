@@ -165,8 +165,8 @@ class Clients:
         """
         self.turns.put(advance, address)
 
-    def settle(self, doubt: Doubt, settled: Settled) -> None:
-        self._gate.settle(doubt, settled)
+    def settle(self, doubt: Doubt, settled: Settled, address: str) -> None:
+        self._gate.settle(doubt, settled, address)
 
     def dressed(self, headers: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         return self._gate.dressed(headers)
@@ -317,7 +317,7 @@ class Connection:
             if isinstance(answer, Response):
                 self._send(answer)
             elif isinstance(answer, Doubt):
-                self._clients.settle(answer, self._settled)
+                self._clients.settle(answer, self._settled, self.address)
             else:
                 self._clients.run_slow(answer, self._send)
 

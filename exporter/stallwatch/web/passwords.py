@@ -1,8 +1,9 @@
 """Basic authentication: bcrypt on a thread of its own, and which passwords it has accepted.
 
 bcrypt is slow on purpose (70 ms at cost 10), so it never runs on the HTTP thread, one password at a time, and
-at most MOST_WAITING wait.  An accepted one is remembered; the next scrape does not wait at all, whoever else
-guesses passwords meanwhile.  One that is refused is not remembered: guesses cannot push an accepted one out.
+at most MOST_WAITING wait, of one address MOST_OF_ONE.  An accepted one is remembered; the next scrape does not wait
+at all, whoever else guesses passwords meanwhile.  One that is refused is not remembered: guesses cannot push an accepted
+one out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .access import Access
 from .app import Request, Response, plain
 
 MOST_WAITING = 16
+MOST_OF_ONE = 8
 MOST_REMEMBERED = 100  # as exporter-toolkit
 BCRYPT_BYTES = 72
 """bcrypt looks at no more of a password; the library refuses longer ones instead."""
@@ -51,6 +53,7 @@ class Gate:
         self._later = later
         self._accepted: dict[bytes, None] = {}
         self._asked: dict[bytes, list[Settled]] = {}
+        self._asked_by: dict[bytes, str] = {}
         self._secret = os.urandom(32)
         self._queue: queue.SimpleQueue[Doubt] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -74,16 +77,22 @@ class Gate:
         key = hashlib.blake2b(b"".join(len(p).to_bytes(8, "big") + p for p in parts), key=self._secret).digest()
         return Doubt(key, compared, password[:BCRYPT_BYTES], found is not None)
 
-    def settle(self, doubt: Doubt, settled: Settled) -> None:
-        """Have the password checked; the same one of several clients once."""
+    def settle(self, doubt: Doubt, settled: Settled, address: str = "") -> None:
+        """Have the password checked; the same one of several clients once.  `address` "": not known."""
         others = self._asked.get(doubt.key)
-        if others is None and (len(self._asked) >= MOST_WAITING or not self._is_started()):
+        if others is None and (self._is_crowded(address) or not self._is_started()):
             settled(CROWDED)
             return
         self.waiting += 1
         self._asked.setdefault(doubt.key, []).append(settled)
         if others is None:
+            self._asked_by[doubt.key] = address
             self._queue.put(doubt)
+
+    def _is_crowded(self, address: str) -> bool:
+        """Whether one more may not wait: who guesses from one address leaves room for a scraper at another."""
+        of_one = sum(each == address for each in self._asked_by.values()) if address else 0
+        return len(self._asked) >= MOST_WAITING or of_one >= MOST_OF_ONE
 
     def _is_started(self) -> bool:
         """Whether there is a thread that checks; False while a limit of processes allows none."""
@@ -110,6 +119,7 @@ class Gate:
             self._accepted[doubt.key] = None
             if len(self._accepted) > MOST_REMEMBERED:
                 del self._accepted[next(iter(self._accepted))]
+        del self._asked_by[doubt.key]
         for settled in self._asked.pop(doubt.key):
             self.waiting -= 1
             settled(None if is_right else UNAUTHORIZED)
