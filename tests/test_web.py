@@ -41,6 +41,7 @@ from stallwatch.web.connections import Clients, takes_at_once
 from stallwatch.web.log_facts import log_facts
 from stallwatch.web.page import FRAME, LONGEST, Beside, html
 from stallwatch.web.server import LoopErrors
+from stallwatch.web.wire import SocketWire
 from stallwatch.web.words import counts, names, sentence
 
 LEVEL = Signal("test_level", "A level of the test.", ("subject",))
@@ -1125,6 +1126,25 @@ def test_of_requests_that_were_sent_ahead_one_is_answered_between_two_looks_at_a
         assert len(answered) == looks, "one at each look"
 
     assert "".join(answered) == "abcabcabc"
+
+
+@pytest.mark.parametrize("number", [10, 5000])
+def test_a_long_answer_is_kept_once_for_all_who_have_not_taken_it(
+    serve: Serve, report: Report, clock: Clock, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = Published(TICK, clock)
+    published.publish(replace(report, readings=tuple(LEVEL.read(1.0, f"{n:0100}") for n in range(number))))
+    running, written, write = serve(published), [], SocketWire.write
+
+    def noted(wire: SocketWire, data: bytes) -> None:
+        written.append(data)
+        write(wire, data)
+
+    monkeypatch.setattr(SocketWire, "write", noted)
+    assert [ask(running)[2].count(b"\nstallwatch_test_level{") for _ in range(2)] == [number, number]
+
+    assert len(written) == (4 if number == 5000 else 2)
+    assert (written[-1] is written[len(written) // 2 - 1]) == (number == 5000)
 
 
 def test_a_client_that_takes_its_big_answer_late_gets_all_of_it(serve: Serve, report: Report, clock: Clock) -> None:

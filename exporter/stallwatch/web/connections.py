@@ -34,6 +34,7 @@ from .passwords import Doubt, Gate, Settled
 _MAX_HEAD_BYTES = 16 << 10
 _MAX_BODY_BYTES = 64 << 10
 _MOST_ANSWER_HEAD_BYTES = 2 << 10
+_SHARED_BYTES = 32 << 10  # a shorter body is sent in one call with its head
 _MOST_PIECES = 64  # of a body, before others have their turn
 
 ALWAYS_ANSWERED = frozenset({"/-/healthy", "/-/ready", "/-/reload"})
@@ -351,14 +352,16 @@ class Connection:
     def _send(self, response: Response) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(self._bytes(response))
+        for part in self._parts(response):
+            self._transport.write(part)
         self._answered = True
         if self._undrained:
             self._clients.lies(self)
         else:
             self._finish()
 
-    def _bytes(self, response: Response) -> bytes:
+    def _parts(self, response: Response) -> list[bytes]:
+        """Bytes to be sent; a long body as it is, of which all who have not taken it share one."""
         headers = [
             ("Date", formatdate(usegmt=True)),
             ("Content-Type", response.content_type),
@@ -370,7 +373,8 @@ class Connection:
         if self._request.method != "HEAD":
             parts.append(self._http.send(h11.Data(data=response.body)))
         parts.append(self._http.send(h11.EndOfMessage()))
-        return b"".join(part for part in parts if part)
+        sent = [part for part in parts if part]
+        return sent if len(response.body) > _SHARED_BYTES else [b"".join(sent)]
 
     def _finish(self) -> None:
         """The client has the answer: wait for its next request, unless one of us wants to close."""

@@ -2,8 +2,8 @@
 
 bcrypt is slow on purpose (70 ms at cost 10), so it never runs on the HTTP thread, one password at a time, and
 at most MOST_WAITING wait, of one address MOST_OF_ONE.  An accepted one is remembered; the next scrape does not wait
-at all, whoever else guesses passwords meanwhile.  One that is refused is not remembered: guesses cannot push an accepted
-one out.
+at all, whoever else guesses passwords meanwhile.  One that is refused is not remembered: guesses cannot push an
+accepted one out.
 """
 
 from __future__ import annotations
