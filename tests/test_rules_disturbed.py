@@ -162,16 +162,19 @@ class Placed(NamedTuple):
     labels: Mapping[str, str]
 
     def is_always_in(self, namespace: str) -> dict[str, Any]:
-        """What is asked: it fired, as one alert, and up to some minutes later it had no other namespace."""
-        known = {**self.labels, "alertname": self.firing.alert, "alertstate": "firing"}
+        """What is asked: it fired, and in the minutes after none of another namespace even waits."""
+        known = {**self.labels, "alertname": self.firing.alert}
         selector = ",".join(f'{name}="{value}"' for name, value in known.items())
         labels = f'{{namespace="{namespace}"}}' if namespace else "{}"
-        asked = {
-            "expr": f"count by (namespace) (count_over_time(ALERTS{{{selector}}}[1d]))",
-            "eval_time": f"{self.firing.seconds + 2 * WATCHED * STEP}s",
-            "exp_samples": [{"labels": labels, "value": 1}],
-        }
-        return {"promql_expr_test": [asked]}
+        asked = [
+            {
+                "expr": f"count by (namespace) (group without (alertstate) (count_over_time(ALERTS{{{chosen}}}[1d])))",
+                "eval_time": f"{self.firing.seconds + 2 * WATCHED * STEP}s",
+                "exp_samples": [{"labels": labels, "value": 1}],
+            }
+            for chosen in (selector, f'{selector},alertstate="firing"')
+        ]
+        return {"promql_expr_test": asked}
 
 
 def placed() -> Iterator[Placed]:
