@@ -56,6 +56,9 @@ class Steps:
         """The span that `match`, `fullmatch` or `search` finds from a position on.  Raises TooManyStepsError."""
         read = text if isinstance(text, str) else text.decode("latin-1")
         self.steps, self._budget, self._is_whole = 0, budget, use == "fullmatch"
+        if use != "search" and self._first is not None and not self._first[read[at : at + 1]]:
+            self.count(2)
+            return None
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(DEEPEST)
         try:
@@ -111,6 +114,12 @@ class Fits(dict[str, bool]):
     def __missing__(self, sign: str) -> bool:
         fits = self[sign] = self.pattern.match(sign) is not None
         return fits
+
+    def places(self, text: str, ways: range) -> Sequence[int]:
+        """Those where the character fits."""
+        low, high = min(ways[0], ways[-1]), max(ways[0], ways[-1])
+        found = [match.start() for match in self.pattern.finditer(text, low, high + 1)]
+        return found[:: ways.step] if found else found
 
 
 def first_of(items: Sequence[Item], flags: int) -> Fits | None:
@@ -201,20 +210,23 @@ class _Builder:
         return rounds.begin
 
     def _repeat_one(self, ways_of: Callable[[str, int], range], then: Node, following: Fits | None) -> Node:
-        """The character that must follow is looked at before what comes after it is called: there are many ways."""
+        """What comes after it is called only where the character fits that must follow: there are many ways."""
         count = self._steps.count
 
         def node(text: str, at: int) -> bool:
             ways = ways_of(text, at)
-            count(1 + (max(ways[0], ways[-1]) - at if ways else 0))
-            before = ways[0] if ways else at
-            for way in ways:
-                if following is None or following[text[way : way + 1]]:
-                    count(abs(way - before) + 1)
-                    before = way
-                    if then(text, way):
-                        return True
-            count(abs(ways[-1] - before) if ways else 0)
+            if not ways:
+                count(1)
+                return False
+            first, last = ways[0], ways[-1]
+            count(1 + max(first, last) - at)
+            before = first
+            for way in ways if following is None else following.places(text, ways):
+                count(abs(way - before) + 1)
+                before = way
+                if then(text, way):
+                    return True
+            count(abs(last - before))
             return False
 
         return node
