@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -308,6 +309,50 @@ def test_a_busy_log_is_read_at_once_when_its_folder_changes_and_when_its_server_
 
     assert told == 2 + BUSY.count("\n")
     assert [event.event for event in last_words] == ["fatal"]
+
+
+def test_a_busy_log_is_read_at_once_when_a_process_of_its_server_comes_or_goes(node: Node) -> None:
+    """Who dies by an error wrote it before."""
+    rank, other = (Process(ProcessId(pid, 100), name) for pid, name in ((8, "TP0"), (9, "TP1")))
+    node.server = replace(node.server, processes=(rank, other))
+    neighbour = replace(node.server, name="neighbour", logs=())
+    node.ready = frozenset(("sglang-30000",))
+    node.read(node.server, neighbour)
+    node.write(BUSY)
+    node.read(node.server, neighbour)
+    node.write("[2026-06-02 08:00:10 TP1] Scheduler hit an exception: Traceback\n")
+
+    of_neighbour = events(node.read(node.server, replace(neighbour, processes=(rank,))))
+    known_again = events(node.read(replace(node.server, processes=(rank, replace(other))), neighbour))
+    of_its_own = events(node.read(replace(node.server, processes=(rank,)), neighbour))
+
+    assert (of_neighbour, known_again) == ([], [])
+    assert [(event.event, event.rank) for event in of_its_own] == [("fatal", "TP1")]
+
+
+def test_a_turn_without_a_log_to_read_tells_all_again_and_looks_at_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.ready = frozenset(("sglang-30000",))
+    node.read()
+    node.write(BUSY)
+    told = node.read()
+    looks = list[str]()
+    for name in ("stat", "lstat", "fstat", "pread", "open", "readlink", "scandir"):
+        monkeypatch.setattr(os, name, partial(noted_call, looks, getattr(os, name)))
+
+    seen = node.read()
+    assert looks == []
+    node.monotonic += LOOK_SECONDS
+    node.read()
+
+    assert [one for one in seen if isinstance(one, Reading)] == [one for one in told if isinstance(one, Reading)]
+    assert looks != []  # files may have come meanwhile
+
+
+def noted_call(calls: list[str], function: Callable[..., object], *arguments: object, **named: object) -> object:
+    calls.append(function.__name__)
+    return function(*arguments, **named)
 
 
 def test_the_last_words_of_a_server_that_is_gone_are_still_heard(node: Node) -> None:

@@ -29,7 +29,7 @@ from .counters import (
     counts_of,
     sum_of,
 )
-from .followed import FollowedLog, Heard
+from .followed import RESTS, FollowedLog, Heard
 from .guard import Guards, Questions
 from .hits import MOST_KEPT, bounded, dated, told_of
 from .journal import PLACE as JOURNAL
@@ -77,6 +77,7 @@ class Logs:
         self._servers: dict[str, ServerLogs] = {}
         self._watch = FolderWatch(self.folder_changed)
         self._changes = self._changes_seen = 0  # of folders of followed logs
+        self._turn = 0  # number of the present turn
         self._proc = os.path.join(str(host.proc), "")
         self._root = str(host.root)
         self._guards = Guards(Mounts(str(host.proc)), host.read_deadline_seconds)
@@ -96,15 +97,24 @@ class Logs:
         is not read to its end yet (`timeout`), so that its counters begin with the whole history.
         """
         self._now = now
+        self._turn += 1
         news = self._changes_seen != (changes := self._changes)
         self._changes_seen = changes
-        self._guards.mounts.refresh(now.monotonic)
+        busy = {server.name for server in scene.servers if news or not self._is_calm(server, now.monotonic)}
         present = {server.name for server in scene.servers}
+        gone = [name for name in self._servers if name not in present]
+        if busy:
+            self._guards.mounts.refresh(now.monotonic)
         refused, self._refused = self._refused, set()
         for server in scene.servers:
-            yield from self._read_server(server, server.name in scene.ready, news, now)
-        for name in [name for name in self._servers if name not in present]:
+            if server.name in busy:
+                yield from self._read_server(server, server.name in scene.ready, news, now)
+            elif (calm := self._servers[server.name].calm) is not None:
+                yield from calm.readings
+        for name in gone:
             yield from self._last_words(name, now)
+        if not busy and not gone:
+            return
         self.dropped_logs += len(self._refused - refused)
         self.past.note(self._servers, now)
         self._look_out()
@@ -122,14 +132,21 @@ class Logs:
 
     # --- one server --------------------------------------------------------------------------------------
 
+    def _is_calm(self, server: Server, at: float) -> bool:
+        logs = self._servers.get(server.name)
+        is_known = logs is not None and logs.is_calm(server, self._turn, at)
+        return is_known and bool(server.processes or server.logs)
+
     def _read_server(self, server: Server, ready: bool, news: bool, now: Moment) -> Iterator[Observation]:
-        """`news`: a folder changed, it may be one of its logs."""
+        """`news`: a folder changed, it may be one of its logs; a process that came or went is news too."""
         logs = self._servers.get(server.name) or self._begin(server)
+        news = news or logs.server.processes != server.processes
         logs.server, logs.absent_turns = server, 0
         yield from self._arrange(logs, server, now.monotonic)
         seen = [log for log in logs.logs.values() if not log.is_hidden]
-        due = [log for log in seen if not log.rests() or news]
+        due = [log for log in seen if news or log.due <= self._turn]
         if not due and logs.calm is not None:
+            logs.calm.until = logs.places.holds_until
             yield from logs.calm.readings
             return
         if due:
@@ -139,7 +156,7 @@ class Logs:
                 log.be_ready()
             self.past.open(logs, log)
             yield from self._read_log(log, server.name, now)
-            log.rest(ready)
+            log.rest(ready, self._turn)
             log.last_readings = tuple(self._log_readings(log, server.name, logs.before.get(log.place.name, NOTHING)))
         of_logs = [reading for log in seen for reading in log.last_readings]
         yield from of_logs
@@ -147,7 +164,8 @@ class Logs:
             return  # a part of the history now would be a step later
         counts = tuple(_counts(logs, server.name, self._events.get(server.framework, EVENTS)))
         yield from counts
-        logs.calm = Calm((*of_logs, *counts))
+        next_turn = min((log.due for log in seen), default=self._turn + RESTS)
+        logs.calm = Calm((*of_logs, *counts), next_turn, logs.places.holds_until)
 
     def _begin(self, server: Server) -> ServerLogs:
         logs = ServerLogs(server, server.root, LogPlaces(self._limits.logs, self._far))
@@ -221,7 +239,7 @@ class Logs:
         logs.stir()
         for log in logs.logs.values():
             yield from self._read_log(log, name, now)
-            log.rest(False)  # should the server come again, its log is read
+            log.rest(False, self._turn)  # should the server come again, its log is read
             if logs.absent_turns >= LAST_WORDS_READS:
                 yield from self._tell(log, name, log.finish(), now)
         if logs.absent_turns >= LAST_WORDS_READS:

@@ -531,9 +531,11 @@ class LogScanner:
 
     def _count_bulk(self, part: bytes, found: list[tuple[int, Hit]]) -> None:
         """Count the frequent lines of a server that serves; of stats only the last is read."""
+        if (steady := self._steady) is None:
+            return
         last = -1
-        for literal, count in self._steady.frequent.items() if self._steady else ():
-            if not (number := count(part)):
+        for literal, number in zip(steady.frequent, steady.count(part), strict=True):
+            if not number:
                 continue
             event = self._lexicon.bulk[literal]
             self.matched += number

@@ -24,10 +24,13 @@ A server that writes each start to a log of another name leaves one behind with 
 class Calm:
     """What is told of a server in every turn that goes by without reading a log of it.
 
+    `due`: number of the turn that reads one; `until`: when files are to be looked for again (monotonic seconds).
     None = not known yet: `folders` of its logs, and `noted` of them for a state: how far they are read, and their sums.
     """
 
     readings: tuple[Reading, ...]
+    due: int
+    until: float
     folders: set[str] | None = None
     noted: tuple[list[Place], tuple[LogSums, ...]] | None = None
 
@@ -52,6 +55,13 @@ class ServerLogs:
     absent_turns: int = 0
     calm: Calm | None = None  # None = a log was read, opened or closed since
     told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn: event or kind -> its own
+
+    def is_calm(self, server: Server, turn: int, at: float) -> bool:
+        """Whether the turn of this number, at `at`, has nothing to do here, and tells what the one before told."""
+        calm = self.calm
+        if calm is None or self.arranged is None or self.absent_turns:
+            return False
+        return turn < calm.due and at < calm.until and server == self.server
 
     def stir(self) -> None:
         """What was told last does not hold any more."""

@@ -21,6 +21,8 @@ from ..untrusted_paths import matching, names_in
 from .guard import Questions
 
 LOOK_SECONDS = 3.0
+FILE_LOOKS = 5
+"""What was a file is looked at only as often as this whether it is a folder by now."""
 GONE_LOOKS = 2
 """A file missing on so many looks in a row is given up."""
 MOST_FILES = 10_000
@@ -52,6 +54,8 @@ class LogPlaces:
         self._questions = questions
         self._far: dict[str, str | None] = {}  # path or pattern -> mount, as of the last look
         self._kind: dict[str, bool | None] = {}  # far path -> whether it is a folder; None = not known yet
+        self._plain: set[str] = set()  # near paths that are no folder but a file
+        self._looks = 0
         self._files: dict[str, _File] = {}  # by path
         self._known: set[Identity] = set()
         self._covered: set[str] = set()  # patterns that found files of other places
@@ -72,13 +76,20 @@ class LogPlaces:
         if not is_due and asked == self._asked and not any(self._far.values()):
             return self._answer
         if is_due:
-            self._looked_at, self._far = at, {}
+            self._looked_at, self._far, self._looks = at, {}, self._looks + 1
+            if self._looks % FILE_LOOKS == 0:
+                self._plain.clear()
         patterns = tuple(place for place in places if self._is_pattern(place, is_due))
         if patterns != self._patterns or (patterns and is_due):
             self._patterns, self._looked_at = patterns, at
             self._look([place for place in places if place not in patterns])
         self._asked, self._answer = asked, tuple(file for place in places for file in self._of(place))
         return self._answer
+
+    @property
+    def holds_until(self) -> float:
+        """Before that (monotonic seconds) the same places are the same files."""
+        return float("-inf") if any(self._far.values()) else self._looked_at + LOOK_SECONDS
 
     def _of(self, place: LogPlace) -> Iterator[LogPlace]:
         if place not in self._patterns:
@@ -106,10 +117,16 @@ class LogPlaces:
         mount = self._far_of(path)
         if mount is None:
             self._kind.pop(path, None)
-            return _is_folder(path)
+            return path not in self._plain and self._is_near_folder(path)
         if is_due or self._kind.get(path) is None:
             self._kind[path] = self._questions.ask(_KIND + path, mount, lambda: _is_folder(path))
         return bool(self._kind[path])
+
+    def _is_near_folder(self, path: str) -> bool:
+        status = _status(path.rstrip("/"))
+        if status is not None and stat.S_ISREG(status.st_mode):
+            self._plain.add(path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def _look(self, others: Sequence[LogPlace]) -> None:
         listed = self._listed({place.path for place in others})
