@@ -19,6 +19,9 @@ from stallwatch.frameworks import load_frameworks
 from stallwatch.state_file import CORRUPT, STATE, StateFolder
 
 LONGEST_LIFE_SECONDS = 1.0
+"""On a machine that writes a first state soon; on a slower one three times what that takes."""
+MOST_SECONDS = 120.0
+"""For a first state."""
 
 
 def serve(words: list[str]) -> None:
@@ -42,14 +45,34 @@ def left(folder: str) -> tuple[bytes | None, bool]:
         return file.read(), found is not None
 
 
+def seconds_to_a_state(folder: str, words: list[str]) -> float:
+    """Of one life, which then ends, too; SystemExit when it wrote none."""
+    begun, exporter = time.monotonic(), os.fork()
+    if exporter == 0:
+        serve(words)
+    while not os.path.exists(os.path.join(folder, STATE)):
+        if os.waitpid(exporter, os.WNOHANG) != (0, 0):
+            raise SystemExit("the first of them ended by itself")
+        if time.monotonic() - begun > MOST_SECONDS:
+            break
+        time.sleep(0.01)
+    took = time.monotonic() - begun
+    os.kill(exporter, signal.SIGKILL)
+    os.waitpid(exporter, 0)
+    if took > MOST_SECONDS:
+        raise SystemExit("the first of them wrote no state")
+    return took
+
+
 def main(folder: str, times: int, chance: random.Random, words: list[str]) -> int:
     load_frameworks()  # kept for all lives
+    longest = max(LONGEST_LIFE_SECONDS, 3 * seconds_to_a_state(folder, words))
     before, read, newer = None, 0, 0
     for _ in range(times):
         exporter = os.fork()
         if exporter == 0:
             serve(words)
-        time.sleep(chance.uniform(0.0, LONGEST_LIFE_SECONDS))
+        time.sleep(chance.uniform(0.0, longest))
         os.kill(exporter, signal.SIGKILL)
         os.waitpid(exporter, 0)
         content, is_whole = left(folder)
