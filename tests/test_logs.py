@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from stallwatch.model import (
 )
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.logs import collector, hits, of_server, past
-from stallwatch.sources.logs.collector import CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
+from stallwatch.sources.logs.collector import ALERT_TURNS, CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
 from stallwatch.sources.logs.followed import MUCH_BYTES, RESTS
 from stallwatch.sources.logs.lines import Hit
 from stallwatch.sources.logs.places import GONE_LOOKS, LOOK_SECONDS
@@ -324,10 +325,31 @@ def test_a_busy_log_is_read_at_once_when_a_process_of_its_server_comes_or_goes(n
 
     of_neighbour = events(node.read(node.server, replace(neighbour, processes=(rank,))))
     known_again = events(node.read(replace(node.server, processes=(rank, replace(other))), neighbour))
-    of_its_own = events(node.read(replace(node.server, processes=(rank,)), neighbour))
-
+    node.server = replace(node.server, processes=(rank,))
+    of_its_own = events(node.read(node.server, neighbour))
     assert (of_neighbour, known_again) == ([], [])
     assert [(event.event, event.rank) for event in of_its_own] == [("fatal", "TP1")]
+
+
+def test_a_busy_log_is_read_in_every_turn_for_a_while_behind_the_end_of_a_process(node: Node) -> None:
+    """Who waits for it tells of it later."""
+    rank, other = (Process(ProcessId(pid, 100), name) for pid, name in ((8, "TP0"), (9, "TP1")))
+    node.server = replace(node.server, processes=(rank, other))
+    node.ready = frozenset(("sglang-30000",))
+    node.read()
+    node.server = replace(node.server, processes=(rank,))
+    counts = [lines_now(node) for _ in range(ALERT_TURNS + 1 + RESTS)]
+
+    told = [after > before for before, after in pairwise([0.0, *counts])]
+    assert told == [True] * (ALERT_TURNS + 1) + [False] * RESTS
+
+
+def lines_now(node: Node) -> float:
+    """Lines of the log as of the next turn, before which many are written."""
+    node.write(BUSY)
+    (count,) = values(node.read(), "log_lines_total").values()
+    assert isinstance(count, float)
+    return count
 
 
 def test_a_turn_without_a_log_to_read_tells_all_again_and_looks_at_nothing(

@@ -47,6 +47,8 @@ CATCH_UP_SECONDS = 0.05
 """Pause before the next turn while some log has a backlog."""
 LAST_WORDS_READS = 5
 """Turns for which the logs of a server that is gone are still read: a fatal line may come after the death."""
+ALERT_TURNS = 15
+"""Turns for which every log of a server is read when a process of it came or went: why may be told later."""
 FALLBACK = "generic"
 
 _RAYS_WORKER = re.compile(r"worker-[0-9a-f]{1,80}-[0-9a-f]{1,20}-(?P<pid>[0-9]{1,9})\.(?:out|err)")
@@ -140,7 +142,8 @@ class Logs:
     def _read_server(self, server: Server, ready: bool, news: bool, now: Moment) -> Iterator[Observation]:
         """`news`: a folder changed, it may be one of its logs; a process that came or went is news too."""
         logs = self._servers.get(server.name) or self._begin(server)
-        news = news or logs.server.processes != server.processes
+        if logs.server.processes != server.processes:
+            news, logs.alert_until = True, self._turn + ALERT_TURNS
         logs.server, logs.absent_turns = server, 0
         yield from self._arrange(logs, server, now.monotonic)
         seen = [log for log in logs.logs.values() if not log.is_hidden]
@@ -156,7 +159,7 @@ class Logs:
                 log.be_ready()
             self.past.open(logs, log)
             yield from self._read_log(log, server.name, now)
-            log.rest(ready, self._turn)
+            log.rest(ready and self._turn >= logs.alert_until, self._turn)
             log.last_readings = tuple(self._log_readings(log, server.name, logs.before.get(log.place.name, NOTHING)))
         of_logs = [reading for log in seen for reading in log.last_readings]
         yield from of_logs

@@ -53,6 +53,7 @@ class ServerLogs:
     given_up: Before = field(default_factory=Before)  # events of places that are no more
     unclaimed: dict[str, LogSums] = field(default_factory=dict)
     absent_turns: int = 0
+    alert_until: int = 0  # number of the turn before which no log rests: a process came or went
     calm: Calm | None = None  # None = a log was read, opened or closed since
     told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn: event or kind -> its own
 

@@ -80,9 +80,10 @@ def counter(literals: Sequence[bytes]) -> Callable[[bytes], list[int]]:
     in_bytes = [BytesAhoCorasick([literal]) for literal in literals]
 
     def count(block: bytes) -> list[int]:
-        if not block.isascii():
+        try:
+            text = block.decode("ascii")
+        except UnicodeDecodeError:
             return [len(one.find_matches_as_indexes(block)) for one in in_bytes]
-        text = block.decode("ascii")
         return [len(one.find_matches_as_strings(text)) for one in in_text]
 
     return count
