@@ -76,8 +76,10 @@ def ours(folder: Path, is_secured: bool) -> Iterator[Exporter]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
         assert process.stdout
-        yield Exporter("stallwatch", process, port, int(process.stdout.readline()))
-        process.stdin.close()
+        try:
+            yield Exporter("stallwatch", process, port, int(process.stdout.readline()))
+        finally:
+            process.stdin.close()
 
 
 @contextmanager
@@ -87,9 +89,11 @@ def peer(folder: Path, is_secured: bool) -> Iterator[Exporter]:
     command += ["--collector.textfile", f"--collector.textfile.directory={folder}", "--web.disable-exporter-metrics"]
     command += [f"--web.config.file={folder / 'web.yml'}"] if is_secured else []
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, text=True) as process:
-        time.sleep(1.0)
-        yield Exporter(PEER, process, port, 0)
-        process.terminate()
+        time.sleep(SETTLE_SECONDS)
+        try:
+            yield Exporter(PEER, process, port, 0)
+        finally:
+            process.terminate()
 
 
 def prepare(folder: Path) -> None:
@@ -191,6 +195,8 @@ def scrape(port: int, thread: str, folder: str, seconds: float) -> None:
     begin = time.perf_counter()
     for number in range(int(seconds * PER_SECOND)):
         time.sleep(max(0.0, begin + number / PER_SECOND - time.perf_counter()))
+        if time.perf_counter() > begin + seconds:  # those before were late
+            break
         (scraper.on_new, scraper.on_kept)[number % 2]((new, kept)[number % 2])
     print(json.dumps({"kept connection": kept.told(), "new connection": new.told()}))
 
@@ -212,7 +218,7 @@ def scraped(exporter: Exporter, folder: Path | None, seconds: float) -> tuple[di
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         time.sleep(seconds * 0.8)
         meanwhile = memory(exporter)
-        return json.loads(process.communicate(timeout=20 * PATIENCE_SECONDS)[0]), meanwhile
+        return json.loads(process.communicate(timeout=seconds + 4 * PATIENCE_SECONDS)[0]), meanwhile
 
 
 @contextmanager
@@ -234,6 +240,7 @@ def cpu_seconds(exporter: Exporter) -> float:
 def flooded(exporter: Exporter, kind: str, folder: Path | None, source: str, seconds: float) -> dict[str, object]:
     before = memory(exporter)
     cpu, begin = cpu_seconds(exporter), time.perf_counter()
+    print(f"{kind} against {exporter.name}", file=sys.stderr)
     with attackers(kind, exporter.port, source):
         told, meanwhile = scraped(exporter, folder, seconds)
     share = (cpu_seconds(exporter) - cpu) / (time.perf_counter() - begin)
@@ -248,15 +255,14 @@ def measure(source: str, only: str, seconds: float, without_peer: bool) -> dict[
         prepare(folder)
         kinds = [ours] if without_peer else [ours, peer]
         for is_secured in (False, True):
-            each = [stack.enter_context(kind(folder, is_secured)) for kind in kinds]
+            exporters = [stack.enter_context(kind(folder, is_secured)) for kind in kinds]
             trusted = folder if is_secured else None
             quiet = "quiet, TLS and password" if is_secured else "quiet"
-            found[quiet] = {exporter.name: scraped(exporter, trusted, seconds / 2)[0] for exporter in each}
+            found[quiet] = {each.name: scraped(each, trusted, seconds / 2)[0] for each in exporters}
             for kind, flood in FLOODS.items():
                 if flood.is_secured == is_secured and only in kind:
-                    found[kind] = {
-                        exporter.name: flooded(exporter, kind, trusted, source, seconds) for exporter in each
-                    }
+                    flooding = [(each.name, flooded(each, kind, trusted, source, seconds)) for each in exporters]
+                    found[kind] = dict(flooding)
         found["load after"] = os.getloadavg()[0]
     return found
 
