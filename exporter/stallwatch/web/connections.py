@@ -90,6 +90,7 @@ class Clients:
         self._gate = gate
         self._max_requests = max_requests
         self._crowds = Crowds()
+        self._victim: Client | None = None  # who goes for the client that is just coming in
         self.turns = Turns(loop.call_soon)
         self._untaken: dict[Client, float] = {}  # since when (loop time) the written answer lies there, oldest first
         self._slow = threading.Lock()
@@ -99,18 +100,15 @@ class Clients:
         """Whether one more may come in, if need be in another's place (`admit`); not after `close`."""
         if self._is_closed:
             return False
-        return len(self._crowds) < self._most or self._crowds.victim() is not None or self._slowest() is not None
+        is_full = len(self._crowds) >= self._most
+        self._victim = self._crowds.victim() or self._slowest() if is_full else None
+        return not is_full or self._victim is not None
 
-    def admit(self) -> bool:
-        """Make room for a new connection; False where there is none to be had."""
-        if self._is_closed:
-            return False
-        if len(self._crowds) < self._most:
-            return True
-        victim = self._crowds.victim() or self._slowest()
-        if victim is not None:
-            victim.abort()
-        return victim is not None
+    def admit(self) -> None:
+        """Make the room that there was a moment ago, for a new connection."""
+        if self._victim is not None:
+            self._victim.abort()
+            self._victim = None
 
     def _slowest(self) -> Client | None:
         """Whose answer has lain untaken for longest; None when nobody's has for long enough."""

@@ -96,9 +96,7 @@ class HttpServer:
 
     def _welcome(self, client: socket.socket, address: str) -> None:
         """Make room for a new client, and have somebody speak to it."""
-        if not self._clients.admit():
-            client.close()
-            return
+        self._clients.admit()
         wire, access = SocketWire(self._loop, self._clients.turns, client, address), self._access()
         if access.tls is None:
             speaker: Connection | Secure = Connection(self._clients, address)

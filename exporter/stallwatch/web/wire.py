@@ -44,6 +44,7 @@ class SocketWire:
         self.address = address
         self.is_asking = False
         self._loop, self._turns, self._socket = loop, turns, client
+        self._number = client.fileno()  # for asyncio, which writes a text about a socket each time that it is new to it
         self._taker: Taker | None = None
         self._paused = False
         self._listens = False  # whether the loop tells us that something came
@@ -101,9 +102,9 @@ class SocketWire:
             return
         self._listens = wanted
         if wanted:
-            self._loop.add_reader(self._socket, self._readable)
+            self._loop.add_reader(self._number, self._readable)
         else:
-            self._loop.remove_reader(self._socket)
+            self._loop.remove_reader(self._number)
 
     # --- out
 
@@ -117,7 +118,7 @@ class SocketWire:
             left = left[sent:]
             if not left or self._closing:
                 return
-            self._loop.add_writer(self._socket, self._writable)
+            self._loop.add_writer(self._number, self._writable)
         self._unsent.append(left)
         self._listen(False)
         if self._taker is not None:
@@ -144,7 +145,7 @@ class SocketWire:
         self._drained()
 
     def _drained(self) -> None:
-        self._loop.remove_writer(self._socket)
+        self._loop.remove_writer(self._number)
         if self._closing:
             self._end()
         elif self._taker is not None:
@@ -172,7 +173,7 @@ class SocketWire:
         self._listen(False)
         self._closing = True
         if self._unsent:
-            self._loop.remove_writer(self._socket)
+            self._loop.remove_writer(self._number)
             self._unsent.clear()
         self._end()
 
