@@ -58,7 +58,7 @@ class Booted:
     ) -> None:
         if error is not None:
             error.add_note(self.run("journalctl", "--no-pager", "-n", "60", "-u", "stallwatch", check=False).stdout)
-        self._program.end()
+        self._program.end(1.0)  # unshare passes no signal on
 
     def _is_up(self) -> bool:
         assert self._program.process.poll() is None

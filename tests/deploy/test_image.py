@@ -16,7 +16,7 @@ import pytest
 from e2e.harness import CONFIG, PATIENCE, Program, fetch, free_port, wait_until
 from stallwatch.drill.nvml_standin import StandIn
 
-from .containers import CannotBuildError, Container, base, build, buildah, inspect
+from .containers import CannotBuildError, Contained, Container, base, build, buildah, inspect
 from .packages import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.aside]
@@ -104,7 +104,7 @@ def test_it_is_up_within_two_seconds(container: Container, tmp_path: Path) -> No
 def seconds_to_the_first_page(container: Container, log: Path) -> float:
     """From before the container's first process, what buildah itself takes among it."""
     port, began = free_port(), time.monotonic()
-    with Program(exporter(container, port), log) as program:
+    with Contained(exporter(container, port), log) as program:
         wait_until(lambda: fetch(f"http://127.0.0.1:{port}/metrics")[0] == 200, PATIENCE, program.tail(), 0.02)
         return time.monotonic() - began
 
@@ -122,7 +122,7 @@ def test_it_has_the_rights_that_were_granted_and_is_not_root(
     container: Container, tmp_path: Path, granted: tuple[str, ...], expected: int
 ) -> None:
     port = free_port()
-    with Program(exporter(container, port, capabilities=granted), tmp_path / "log") as program:
+    with Contained(exporter(container, port, capabilities=granted), tmp_path / "log") as program:
         wait_until(lambda: fetch(f"http://127.0.0.1:{port}/-/ready")[0] == 200, PATIENCE, program.tail())
         status = effective(program)
 
@@ -138,7 +138,7 @@ def test_its_health_check_knows_well_from_not(container: Container, tmp_path: Pa
         environment={"STALLWATCH_WEB_LISTEN_ADDRESS": f"127.0.0.1:{port}"},
     )
     assert subprocess.run(words, check=False, capture_output=True, timeout=PATIENCE).returncode != 0
-    with Program(exporter(container, port), tmp_path / "log") as program:
+    with Contained(exporter(container, port), tmp_path / "log") as program:
         wait_until(lambda: fetch(f"http://127.0.0.1:{port}/-/ready")[0] == 200, PATIENCE, program.tail())
         assert subprocess.run(words, check=False, timeout=PATIENCE).returncode == 0
 
@@ -169,7 +169,7 @@ def test_it_judges_a_server_of_another_container(
     standin = ["-m", "stallwatch.drill.standin", "barrier-deadlock", "--port", str(its_port), "--for", "5m"]
     server = other.command(["/opt/stallwatch/bin/python", *standin, "--log", "/var/server.log"], user="0:0")
     try:
-        with Program(words, tmp_path / "log") as program, Program(server, tmp_path / "server"):
+        with Contained(words, tmp_path / "log") as program, Contained(server, tmp_path / "server"):
             wait_until(lambda: fetch(f"http://127.0.0.1:{port}/-/ready")[0] == 200, PATIENCE, program.tail())
             found = wait_until(lambda: stalled(port, name), 2 * PATIENCE, f"stalled\n{program.tail()}", 0.2)
             page = fetch(f"http://127.0.0.1:{port}/metrics")[1]
