@@ -19,15 +19,24 @@ from stallwatch.frameworks import load_frameworks
 from stallwatch.state_file import CORRUPT, STATE, StateFolder
 
 LONGEST_LIFE_SECONDS = 1.0
-"""On a machine that writes a first state soon; on a slower one three times what that takes."""
+"""On a machine that comes to a newer state soon; on a slower one twice what that takes."""
 MOST_SECONDS = 120.0
-"""For a first state."""
+"""For a newer state."""
 
 
 def serve(words: list[str]) -> None:
     """As a process of its own, that writes its state with each tick."""
     state_file.WRITE_SECONDS = 0.1
     os._exit(cli.main(words))
+
+
+def content(folder: str) -> bytes | None:
+    """The state as it lies there."""
+    try:
+        with open(os.path.join(folder, STATE), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 def left(folder: str) -> tuple[bytes | None, bool]:
@@ -38,19 +47,18 @@ def left(folder: str) -> tuple[bytes | None, bool]:
         return None, True
     found = state.read()
     state.close()
-    path = os.path.join(folder, STATE)
-    if not os.path.exists(path):
+    kept = content(folder)
+    if kept is None:
         return None, not os.path.exists(os.path.join(folder, CORRUPT))
-    with open(path, "rb") as file:
-        return file.read(), found is not None
+    return kept, found is not None
 
 
-def seconds_to_a_state(folder: str, words: list[str]) -> float:
+def seconds_to_a_newer_state(folder: str, words: list[str]) -> float:
     """Of one life, which then ends, too; SystemExit when it wrote none."""
-    begun, exporter = time.monotonic(), os.fork()
+    before, begun, exporter = content(folder), time.monotonic(), os.fork()
     if exporter == 0:
         serve(words)
-    while not os.path.exists(os.path.join(folder, STATE)):
+    while content(folder) in (None, before):
         if os.waitpid(exporter, os.WNOHANG) != (0, 0):
             raise SystemExit("the first of them ended by itself")
         if time.monotonic() - begun > MOST_SECONDS:
@@ -66,7 +74,8 @@ def seconds_to_a_state(folder: str, words: list[str]) -> float:
 
 def main(folder: str, times: int, chance: random.Random, words: list[str]) -> int:
     load_frameworks()  # kept for all lives
-    longest = max(LONGEST_LIFE_SECONDS, 3 * seconds_to_a_state(folder, words))
+    first, second = seconds_to_a_newer_state(folder, words), seconds_to_a_newer_state(folder, words)
+    longest = max(LONGEST_LIFE_SECONDS, 2 * first, 2 * second)
     before, read, newer = None, 0, 0
     for _ in range(times):
         exporter = os.fork()
@@ -75,12 +84,12 @@ def main(folder: str, times: int, chance: random.Random, words: list[str]) -> in
         time.sleep(chance.uniform(0.0, longest))
         os.kill(exporter, signal.SIGKILL)
         os.waitpid(exporter, 0)
-        content, is_whole = left(folder)
-        if not is_whole or (content is None and before is not None):
+        kept, is_whole = left(folder)
+        if not is_whole or (kept is None and before is not None):
             return 1
-        read += content is not None
-        newer += content not in (None, before)
-        before = content
+        read += kept is not None
+        newer += kept not in (None, before)
+        before = kept
     print(read, newer)
     return 0
 
