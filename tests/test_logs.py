@@ -30,8 +30,8 @@ from stallwatch.model import (
 )
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.logs import collector, hits, of_server, past
-from stallwatch.sources.logs.collector import ALERT_TURNS, CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
-from stallwatch.sources.logs.followed import MUCH_BYTES, RESTS
+from stallwatch.sources.logs.collector import ALERT_SECONDS, CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
+from stallwatch.sources.logs.followed import MUCH_BYTES, REST_SECONDS
 from stallwatch.sources.logs.lines import Hit
 from stallwatch.sources.logs.places import GONE_LOOKS, LOOK_SECONDS
 
@@ -261,6 +261,9 @@ def test_once_the_server_is_ready_no_line_is_novel(node: Node) -> None:
     assert events(node.read()) == []
 
 
+RESTS = int(REST_SECONDS)
+ALERT_TURNS = int(ALERT_SECONDS)
+"""Turns of a second each."""
 BUSY = "[2026-06-02 08:00:10] x\n" * (MUCH_BYTES // 24 + 1)
 
 

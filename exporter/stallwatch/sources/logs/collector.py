@@ -29,7 +29,7 @@ from .counters import (
     counts_of,
     sum_of,
 )
-from .followed import RESTS, FollowedLog, Heard
+from .followed import FollowedLog, Heard
 from .guard import Guards, Questions
 from .hits import MOST_KEPT, bounded, dated, told_of
 from .journal import PLACE as JOURNAL
@@ -47,8 +47,8 @@ CATCH_UP_SECONDS = 0.05
 """Pause before the next turn while some log has a backlog."""
 LAST_WORDS_READS = 5
 """Turns for which the logs of a server that is gone are still read: a fatal line may come after the death."""
-ALERT_TURNS = 15
-"""Turns for which every log of a server is read when a process of it came or went: why may be told later."""
+ALERT_SECONDS = 15.0
+"""For so long every log of a server is read in each turn when a process of it came or went: why may be told later."""
 FALLBACK = "generic"
 
 _RAYS_WORKER = re.compile(r"worker-[0-9a-f]{1,80}-[0-9a-f]{1,20}-(?P<pid>[0-9]{1,9})\.(?:out|err)")
@@ -79,7 +79,6 @@ class Logs:
         self._servers: dict[str, ServerLogs] = {}
         self._watch = FolderWatch(self.folder_changed)
         self._changes = self._changes_seen = 0  # of folders of followed logs
-        self._turn = 0  # number of the present turn
         self._proc = os.path.join(str(host.proc), "")
         self._root = str(host.root)
         self._guards = Guards(Mounts(str(host.proc)), host.read_deadline_seconds)
@@ -99,7 +98,6 @@ class Logs:
         is not read to its end yet (`timeout`), so that its counters begin with the whole history.
         """
         self._now = now
-        self._turn += 1
         news = self._changes_seen != (changes := self._changes)
         self._changes_seen = changes
         busy = {server.name for server in scene.servers if news or not self._is_calm(server, now.monotonic)}
@@ -111,7 +109,7 @@ class Logs:
         for server in scene.servers:
             if server.name in busy:
                 yield from self._read_server(server, server.name in scene.ready, news, now)
-            elif (calm := self._servers[server.name].calm) is not None:
+            if (calm := self._servers[server.name].calm) is not None:
                 yield from calm.readings
         for name in gone:
             yield from self._last_words(name, now)
@@ -136,21 +134,23 @@ class Logs:
 
     def _is_calm(self, server: Server, at: float) -> bool:
         logs = self._servers.get(server.name)
-        is_known = logs is not None and logs.is_calm(server, self._turn, at)
+        is_known = logs is not None and logs.is_calm(server, at)
         return is_known and bool(server.processes or server.logs)
 
     def _read_server(self, server: Server, ready: bool, news: bool, now: Moment) -> Iterator[Observation]:
-        """`news`: a folder changed, it may be one of its logs; a process that came or went is news too."""
+        """Read what is due; what is then told of the server is its `calm`, but for a history that is still read.
+
+        `news`: a folder changed, it may be one of its logs; a process that came or went is news too.
+        """
         logs = self._servers.get(server.name) or self._begin(server)
         if logs.server.processes != server.processes:
-            news, logs.alert_until = True, self._turn + ALERT_TURNS
+            news, logs.alert_until = True, now.monotonic + ALERT_SECONDS
         logs.server, logs.absent_turns = server, 0
         yield from self._arrange(logs, server, now.monotonic)
         seen = [log for log in logs.logs.values() if not log.is_hidden]
-        due = [log for log in seen if news or log.due <= self._turn]
+        due = [log for log in seen if news or log.due <= now.monotonic]
         if not due and logs.calm is not None:
-            logs.calm.until = logs.places.holds_until
-            yield from logs.calm.readings
+            logs.calm.until = logs.calm_until()
             return
         if due:
             logs.stir()
@@ -159,16 +159,14 @@ class Logs:
                 log.be_ready()
             self.past.open(logs, log)
             yield from self._read_log(log, server.name, now)
-            log.rest(ready and self._turn >= logs.alert_until, self._turn)
+            log.rest(ready and now.monotonic >= logs.alert_until, now.monotonic)
             log.last_readings = tuple(self._log_readings(log, server.name, logs.before.get(log.place.name, NOTHING)))
         of_logs = [reading for log in seen for reading in log.last_readings]
-        yield from of_logs
         if any(log.catching_up for log in due):
+            yield from of_logs
             return  # a part of the history now would be a step later
-        counts = tuple(_counts(logs, server.name, self._events.get(server.framework, EVENTS)))
-        yield from counts
-        next_turn = min((log.due for log in seen), default=self._turn + RESTS)
-        logs.calm = Calm((*of_logs, *counts), next_turn, logs.places.holds_until)
+        counts = _counts(logs, server.name, self._events.get(server.framework, EVENTS))
+        logs.calm = Calm((*of_logs, *counts), logs.calm_until())
 
     def _begin(self, server: Server) -> ServerLogs:
         logs = ServerLogs(server, server.root, LogPlaces(self._limits.logs, self._far))
@@ -242,7 +240,7 @@ class Logs:
         logs.stir()
         for log in logs.logs.values():
             yield from self._read_log(log, name, now)
-            log.rest(False, self._turn)  # should the server come again, its log is read
+            log.rest(False, now.monotonic)  # should the server come again, its log is read
             if logs.absent_turns >= LAST_WORDS_READS:
                 yield from self._tell(log, name, log.finish(), now)
         if logs.absent_turns >= LAST_WORDS_READS:
@@ -319,15 +317,17 @@ class Logs:
         return {os.path.dirname(log.place.path) for log in near if not log.place.path.startswith(self._proc)}
 
 
-def _counts(logs: ServerLogs, server: str, named: Collection[str]) -> Iterator[Reading]:
+def _counts(logs: ServerLogs, server: str, named: Collection[str]) -> list[Reading]:
     """What was counted in all logs of a server; `named`: the events that are there from 0 on."""
     events, errors = logs.totals()
-    for event in EVENTS:
-        if event not in named and event not in events:
-            continue
-        yield _again(logs.told, event, LOG_EVENTS, float(events.get(event, 0)), server, event)
-    for kind in ERROR_KINDS:
-        yield _again(logs.told, f"error {kind}", LOG_ERRORS, float(errors.get(kind, 0)), server, kind)
+    of_events = [
+        _again(logs.told, event, LOG_EVENTS, float(events.get(event, 0)), server, event)
+        for event in EVENTS
+        if event in named or event in events
+    ]
+    told = logs.told_errors
+    of_errors = [_again(told, kind, LOG_ERRORS, float(errors.get(kind, 0)), server, kind) for kind in ERROR_KINDS]
+    return of_events + of_errors
 
 
 def _again(told: dict[str, Reading], key: str, signal: Signal, value: float, *labels: str) -> Reading:

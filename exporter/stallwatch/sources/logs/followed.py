@@ -13,10 +13,10 @@ from .lines import Batch, LogScanner
 from .tail import LogTail
 
 MUCH_BYTES = 4096
-RESTS = 9
-"""A log of a server that serves rests so many turns after one that read so much: reading it costs much the same however
+REST_SECONDS = 9.5
+"""A log of a server that serves rests so long after a turn that read so much: to go to it costs much the same however
 much there is, and such a log says the same again and again.  It moved when it was read last, so nobody takes it for
-silent meanwhile; and once a process of its server comes or goes it is read at once, for a fatal line comes before."""
+silent; and once a process of its server comes or goes it is read at once, for a fatal line comes before."""
 
 Heard = tuple[Voice, Batch]
 
@@ -57,7 +57,7 @@ class FollowedLog:
         self._pending: list[Heard] = []
         self.is_hidden = False  # its place could not be looked at this turn: it is neither read nor told of
         self.last_readings: tuple[Reading, ...] = ()  # of the turn that read it last
-        self.due = 0  # number of the turn that reads it next
+        self.due = float("-inf")  # monotonic seconds: before that no turn reads it
         self._rested_at = 0  # bytes read when that was decided last
         if isinstance(tail, LogTail):
             tail.boundary = self._at_boundary
@@ -94,11 +94,11 @@ class FollowedLog:
         """Whether it is not known to be this server's: a unit that never wrote to the journal."""
         return isinstance(self.tail, JournalTail) and not self.tail.heard
 
-    def rest(self, serves: bool, turn: int) -> None:
-        """Behind the turn of this number, in which it was read.  `serves`: its server is ready."""
+    def rest(self, serves: bool, at: float) -> None:
+        """Behind the turn in which it was read, at `at` (monotonic seconds).  `serves`: its server is ready."""
         read, self._rested_at = self.tail.bytes_read - self._rested_at, self.tail.bytes_read
         rests = serves and read >= MUCH_BYTES and self._caught_up and not self.is_behind
-        self.due = turn + 1 + RESTS * rests
+        self.due = at + REST_SECONDS if rests else float("-inf")
 
     def be_ready(self) -> None:
         for voice in self.voices.values():

@@ -24,12 +24,11 @@ A server that writes each start to a log of another name leaves one behind with 
 class Calm:
     """What is told of a server in every turn that goes by without reading a log of it.
 
-    `due`: number of the turn that reads one; `until`: when files are to be looked for again (monotonic seconds).
+    `until`: when one is to be read, or files are to be looked for again (monotonic seconds).
     None = not known yet: `folders` of its logs, and `noted` of them for a state: how far they are read, and their sums.
     """
 
     readings: tuple[Reading, ...]
-    due: int
     until: float
     folders: set[str] | None = None
     noted: tuple[list[Place], tuple[LogSums, ...]] | None = None
@@ -53,16 +52,21 @@ class ServerLogs:
     given_up: Before = field(default_factory=Before)  # events of places that are no more
     unclaimed: dict[str, LogSums] = field(default_factory=dict)
     absent_turns: int = 0
-    alert_until: int = 0  # number of the turn before which no log rests: a process came or went
+    alert_until: float = float("-inf")  # monotonic seconds: until then no log rests, for a process came or went
     calm: Calm | None = None  # None = a log was read, opened or closed since
-    told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn: event or kind -> its own
+    told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn, by event
+    told_errors: dict[str, Reading] = field(default_factory=dict)  # the same, by kind
 
-    def is_calm(self, server: Server, turn: int, at: float) -> bool:
-        """Whether the turn of this number, at `at`, has nothing to do here, and tells what the one before told."""
+    def is_calm(self, server: Server, at: float) -> bool:
+        """Whether the turn at `at` has nothing to do here, and tells what the one before told."""
         calm = self.calm
         if calm is None or self.arranged is None or self.absent_turns:
             return False
-        return turn < calm.due and at < calm.until and server == self.server
+        return at < calm.until and server == self.server
+
+    def calm_until(self) -> float:
+        """When a log is to be read next, or files are to be looked for (monotonic seconds)."""
+        return min((self.places.holds_until, *(log.due for log in self.logs.values() if not log.is_hidden)))
 
     def stir(self) -> None:
         """What was told last does not hold any more."""
