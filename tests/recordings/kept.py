@@ -1,6 +1,6 @@
 """What one worker of a test run worked out, kept for the others of the same run: the corpus is played once for all.
 
-The folder is named by STALLWATCH_TEST_KEPT, which conftest.py sets before there are workers, and removes with the run.
+The folder is named by KEPT_CORPUS_FOLDER, which conftest.py sets before there are workers, and removes with the run.
 Without it everything is worked out where it is asked for.
 """
 
@@ -13,7 +13,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TypeVar
 
-VARIABLE = "STALLWATCH_TEST_KEPT"
+VARIABLE = "KEPT_CORPUS_FOLDER"
 
 Found = TypeVar("Found")
 
