@@ -14,7 +14,7 @@ from proc_tree import BOOT
 from process_node import INDUCTOR, SPAWN, TRACKER, Node, configured
 from stallwatch.config import Config, ConfiguredServer, Discovery, Limits, Match
 from stallwatch.model import GpuUse, ProcessId, RankName, Reading
-from stallwatch.sources.procfs import KERNEL_THREAD
+from stallwatch.sources.procfs import KERNEL_THREAD, ProcFs
 
 
 @pytest.fixture
@@ -995,3 +995,41 @@ def test_that_others_are_hidden_is_said_once_and_counted(
 
     assert reasons == [["permission"] * is_hidden] * 2
     assert ["hidepid" in record.message for record in caplog.records] == [True] * is_hidden
+
+
+# --- what is still in the table though it ended ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def unlisted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No PID is given out, so that who ended is missed at the next listing only."""
+    monkeypatch.setattr(ProcFs, "last_pid", lambda proc: 5000)
+
+
+@pytest.mark.usefixtures("unlisted")
+def test_a_process_that_ended_a_while_ago_is_no_start_of_a_configured_server(tmp_path: Path) -> None:
+    node = configured(tmp_path, ConfiguredServer("mine", Match(command=re.compile("serve-it"))))
+    node.tree.add(100, "python3 serve-it", comm="python3")
+    node.tree.add(200, "python3 serve-it", comm="python3", started=150.0)
+    for seconds in (5.0, 31.0):
+        node.look(seconds)
+    node.tree.end(100, 200)
+    for seconds in (5.0, 1.0, 1.0):
+        node.look(seconds)
+
+    assert node.value("server_starts_total") == 1.0
+
+
+@pytest.mark.usefixtures("unlisted")
+def test_a_process_that_lives_is_the_next_start_of_a_configured_server(tmp_path: Path) -> None:
+    node = configured(tmp_path, ConfiguredServer("mine", Match(command=re.compile("serve-it"))))
+    node.tree.add(100, "python3 serve-it", comm="python3")
+    node.tree.add(200, "python3 serve-it", comm="python3", started=150.0)
+    for seconds in (5.0, 31.0):
+        node.look(seconds)
+    node.tree.end(100)
+    for seconds in (5.0, 1.0, 1.0):
+        node.look(seconds)
+
+    assert node.value("server_starts_total") == 2.0
+    assert node.server.root.pid == 200

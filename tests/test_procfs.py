@@ -162,10 +162,25 @@ def test_a_tree_of_files_is_as_good_as_a_machine(tmp_path: Path) -> None:
     assert (proc.inner_pid(7), proc.inner_pid(8)) == (3, 8)
 
 
+def test_the_last_pid_is_told_of_our_own_processes_only(tmp_path: Path) -> None:
+    """In another namespace PIDs are given out that we do not see."""
+    tree = ProcTree(tmp_path)
+    (tree.root / "sys/kernel").mkdir(parents=True)
+    (tree.root / "sys/kernel/ns_last_pid").write_text("4711\n")
+    foreign = ProcFs(tmp_path).last_pid()
+    (tree.root / "self").symlink_to(str(os.getpid()))
+    ours = ProcFs(tmp_path)
+    told = ours.last_pid()
+    (tree.root / "sys/kernel/ns_last_pid").write_text("0\n")
+
+    assert (foreign, told, ours.last_pid()) == (None, 4711, None)
+
+
 def test_what_is_not_there_is_unknown(tmp_path: Path) -> None:
     proc = ProcFs(tmp_path)
 
     assert proc.forks() is None
+    assert proc.last_pid() is None
     assert proc.boot_time() == 0.0
     assert proc.stat(7) is None
     assert proc.cgroup(7) == ""

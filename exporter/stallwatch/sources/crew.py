@@ -111,6 +111,8 @@ class Crew:
                 if known.command is None and self._candidate.match(known.stat.comm):
                     self._table.read_command(known, now)
                 role = "" if is_below_rank or known.stat.is_over else self._role(known, above)
+                if role and not self._table.is_living(known.id, now):
+                    continue
                 if role and len(tracked.members) > self._most_ranks * 2:
                     self._refuse(known.id)
                     continue
@@ -134,7 +136,7 @@ class Crew:
         if not named or root is None:
             return
         for known in tuple(self._strays):
-            is_ours = known.user == root.user
+            is_ours = known.user == root.user and self._table.is_living(known.id, now)
             if is_ours and self._proc.inner_pid(known.stat.pid) in named and self._is_beside(tracked, known):
                 tracked.members[known.id] = Member(self._proc, known, "worker", "worker", now, self._room)
                 self._strays.remove(known)

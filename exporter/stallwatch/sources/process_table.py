@@ -1,8 +1,9 @@
 """Every process of the node, kept between looks: who is new, who is gone, what its command line said.
 
-Looking is cheap because it is mostly not done: the listing is skipped while the kernel's fork counter stands, and of
-what is known only what ran is read again: members of servers and young processes (one may still exec or set its title)
-at each look, the others from time to time.
+Looking is cheap because it is mostly not done: only PIDs given out since are looked for, and all are listed from time
+to time (where the kernel does not tell the last PID, whenever its counter of forks moved).  So one that ended may still
+be here for a while: whoever takes one in has it refreshed first.  Of what is known only what ran is read again: members
+of servers and young processes (one may still exec or set its title) at each look, the others from time to time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .procfs import KERNEL_THREAD, ProcFs, Stat
 
 YOUNG_SECONDS = 30.0
 FULL_LOOK_SECONDS = 30.0
+MOST_GIVEN = 512
+"""PIDs that may have been given out lately and are looked for one by one; of more all processes are listed."""
 RETRY_SECONDS = 60.0
 SOON_SECONDS = 5.0
 """The first retry comes earlier: on a busy machine the helper may just have been slow to start."""
@@ -103,6 +106,7 @@ class ProcessTable:
         self._kernel_threads: set[int] = set()
         self._young: set[int] = set()
         self._forks: int | None = None
+        self._last_pids: tuple[int | None, ...] = ()  # given out last before the last two looks
         self._full_look = float("-inf")
         self._below: dict[int, list[Known]] | None = None  # None = to be made anew
         self.unread: dict[str, int] = {}  # reason -> command lines that could not be read in the last look
@@ -126,10 +130,12 @@ class ProcessTable:
     def look(self, now: float) -> None:
         """Find new, changed and vanished processes."""
         self.has_asked = False
-        forks, full = self._proc.forks(), now - self._full_look >= FULL_LOOK_SECONDS
-        if full or forks is None or forks != self._forks:
-            self._list(now, full)
-        self._forks = forks
+        given, full = self._given_out(), now - self._full_look >= FULL_LOOK_SECONDS
+        if full or given is None:
+            self._list_if_forked(now, full)
+        else:
+            for each in given:
+                self._look_for(each, now)
         for pid in tuple(self._young):
             known = self._known.get(pid)
             if known is None or now - known.first_seen > YOUNG_SECONDS:
@@ -146,6 +152,39 @@ class ProcessTable:
         if known is not None and (known.read_at == now or self._stands_still(known, now)):
             return
         self._refresh(process.pid, now, read)
+
+    def _given_out(self) -> range | None:
+        """The PIDs given out since the look before the last one: who had one then may just not have been there yet.
+
+        None when they are too many, or not known.
+        """
+        last = self._proc.last_pid()
+        before, self._last_pids = self._last_pids, (*self._last_pids[-1:], last)
+        if last is None or len(before) < 2 or None in before:
+            return None
+        first, second = before
+        if first is None or second is None or not first <= second <= last or last - first > MOST_GIVEN:
+            return None
+        return range(first + 1, last + 1)
+
+    def _look_for(self, pid: int, now: float) -> None:
+        """The process that may have got this PID; that of a thread has no clock of a process."""
+        known = self._known.get(pid)
+        is_there = self._proc.cpu_clock(pid) is not None if known is None else not self._stands_still(known, now)
+        if is_there:
+            self._refresh(pid, now)
+
+    def _list_if_forked(self, now: float, full: bool) -> None:
+        forks = self._proc.forks()
+        if full or forks is None or forks != self._forks:
+            self._list(now, full)
+        self._forks = forks
+
+    def is_living(self, process: ProcessId, now: float) -> bool:
+        """As of this look."""
+        self.refresh(process, now)
+        known = self.find(process)
+        return known is not None and not known.stat.is_over
 
     def _list(self, now: float, full: bool) -> None:
         listed = self._proc.pids()

@@ -267,7 +267,8 @@ class Processes:
         if current is not None and self._lives(current):
             return
         for known in sorted(self._table, key=_by_start):
-            if known.id not in taken and not known.stat.is_over and self._matches(configured, known):
+            is_free = known.id not in taken and not known.stat.is_over
+            if is_free and self._matches(configured, known) and self._is_living(known.id):
                 if known.command is None:
                     self._table.read_command(known, now)
                 found = known.command.framework if known.command else ""
@@ -322,7 +323,7 @@ class Processes:
     ) -> None:
         framework = self._framework(framework_name)
         berth = TRUSTED if configured else self._berth(root)
-        if framework is None or not self._has_room(root.id, berth):
+        if framework is None or not self._is_living(root.id) or not self._has_room(root.id, berth):
             return
         command = root.command or Command()
         facts = _with_configuration(command.facts or Facts(), configured)
@@ -448,9 +449,7 @@ class Processes:
         return tuple(known.id for known in everyone if group.holds(self._proc.cgroup(known.stat.pid)))
 
     def _is_living(self, process: ProcessId) -> bool:
-        self._table.refresh(process, self._now)
-        known = self._table.find(process)
-        return known is not None and not known.stat.is_over
+        return self._table.is_living(process, self._now)
 
     def _forget(self, now: float) -> None:
         for name, tracked in tuple(self._tracked.items()):

@@ -1,7 +1,7 @@
 """Files of one /proc tree, read and parsed: nothing here blocks on a sick process (see blocking_reads for those).
 
-Read here: stat, io, cgroup, status, fd links, ns links, /proc/stat.  They answer even while a process holds its
-mmap lock; cmdline, environ, maps and smaps do not.
+Read here: stat, io, cgroup, status, fd links, ns links, /proc/stat, the last PID.  They answer even while a process
+holds its mmap lock; cmdline, environ, maps and smaps do not.
 """
 
 from __future__ import annotations
@@ -201,6 +201,14 @@ class ProcFs:
         """Processes and threads created since boot on the whole machine; None when unknown."""
         match = re.search(rb"^processes (\d+)", self._content("stat"), re.MULTILINE)
         return int(match[1]) if match else None
+
+    def last_pid(self) -> int | None:
+        """The PID given out last, to a process or a thread of this PID namespace; None when unknown.
+
+        They are given out upwards, and from the bottom again at the end (pid_namespaces(7)).
+        """
+        content = self._content("sys/kernel/ns_last_pid").strip() if self.is_ours else b""
+        return int(content) or None if content.isdigit() else None
 
     def boot_time(self) -> float:
         """Unix time of the boot (btime of /proc/stat); 0 when unknown."""
