@@ -49,9 +49,9 @@ def test_a_child_is_killed_and_told_to_end_where_kill_is_denied(child: Child, mo
     child.kill()
     other.terminate()
 
-    assert child.wait(10.0) == -signal.SIGKILL
+    assert child.wait(60.0) == -signal.SIGKILL
     with other:
-        assert other.wait(10.0) == -signal.SIGTERM
+        assert other.wait(60.0) == -signal.SIGTERM
 
 
 def test_a_kernel_without_pidfds_kills_by_pid(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_a_kernel_without_pidfds_kills_by_pid(child: Child, monkeypatch: pytest.
 
     child.kill()
 
-    assert child.wait(10.0) == -signal.SIGKILL
+    assert child.wait(60.0) == -signal.SIGKILL
 
 
 def test_a_python_without_pidfds_kills_by_pid(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_a_python_without_pidfds_kills_by_pid(child: Child, monkeypatch: pytest.
 
     child.kill()
 
-    assert child.wait(10.0) == -signal.SIGKILL
+    assert child.wait(60.0) == -signal.SIGKILL
 
 
 def test_a_child_that_may_not_be_ended_is_as_one_that_does_not_die(
@@ -85,7 +85,7 @@ def test_a_child_that_may_not_be_ended_is_as_one_that_does_not_die(
 def test_a_child_that_ended_is_sent_nothing(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its PID may be another process's by now."""
     child.kill()
-    child.wait(10.0)
+    child.wait(60.0)
     sent: list[object] = []
     for module, name in ((os, "kill"), (os, "killpg"), (os, "pidfd_open"), (signal, "pidfd_send_signal")):
         monkeypatch.setattr(module, name, lambda *given: sent.append(given))
@@ -126,7 +126,7 @@ def test_where_a_filter_denies_it_the_first_process_of_a_group_is_killed(
 
     child.kill_group()
 
-    assert child.wait(10.0) == -signal.SIGKILL
+    assert child.wait(60.0) == -signal.SIGKILL
 
 
 # --- nothing else ends a process -----------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from stallwatch.poller import Poller, sort
 from stallwatch.sources import Host, Moment
 from stallwatch.timeline import MIB
 
-SOON = 10.0
+SOON = 60.0
 LAST = Signal(LAST_LINE, "Unix time of the last line.", ("server", "log"), "log")
 
 

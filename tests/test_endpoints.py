@@ -8,7 +8,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -38,6 +37,9 @@ from stallwatch.sources import Host, Moment
 from stallwatch.sources.endpoints import ASK_AGAIN_EVERY, HEALTH_DURATION, Endpoints, MetricsPage, read_token
 
 DEADLINE = 0.3
+"""Where somebody is silent, so that it goes by."""
+PATIENT = 60.0
+"""Where everybody answers: the machine may be busy."""
 
 PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -53,6 +55,9 @@ vllm:request_success_total{engine="0",finished_reason="length"} NaN
 vllm:request_success_total{engine="0",finished_reason="abort"} 2 1700000000000
 unrelated{x="y"} broken line that no parser would take
 """
+
+PATIENCE = (DEADLINE, 10 * DEADLINE, 100 * DEADLINE)
+"""Where one is silent and another answers: of a busy machine it is asked again, with more time."""
 
 NAMES = {
     "requests_running": ("vllm:num_requests_running",),
@@ -105,7 +110,7 @@ class Peer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
-            connection.settimeout(5)
+            connection.settimeout(PATIENT)
             if self._tls is not None:
                 connection = self._tls.wrap_socket(connection, server_side=True)
             with connection:
@@ -122,7 +127,7 @@ class Peer:
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(PATIENT)
 
 
 Start = Callable[..., Peer]
@@ -153,7 +158,7 @@ def server(name: str = "vllm-8000", ports: tuple[int, ...] = (), **more: object)
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def source(kind: Kind | None = None, deadline: float = DEADLINE) -> Endpoints:
+def source(kind: Kind | None = None, deadline: float = PATIENT) -> Endpoints:
     frameworks = (cast(Framework, kind or Kind()),)
     return Endpoints(Host(Config(), frameworks), deadline_seconds=deadline)
 
@@ -224,10 +229,13 @@ def test_the_framework_names_the_endpoint(start: Start) -> None:
 def test_a_duration_comes_with_an_answer_only(start: Start) -> None:
     peers = {"good": start(answer(200)), "silent": start(never)}
 
-    durations = readings(look(source(), scene_of(peers, metrics_enabled=False)), HEALTH_DURATION)
+    for deadline in PATIENCE:
+        durations = readings(look(source(deadline=deadline), scene_of(peers, metrics_enabled=False)), HEALTH_DURATION)
+        if durations:
+            break
 
     assert list(durations) == ["good"]
-    assert 0 < (durations["good"].value or 0) < DEADLINE
+    assert 0 < (durations["good"].value or 0) < deadline
 
 
 @pytest.mark.parametrize("listeners", [(), (Listener("vllm-8000", 1, "", reachable=False),)])
@@ -274,7 +282,7 @@ def test_a_second_known_port_is_asked_when_the_first_does_not_listen(start: Star
 
 def test_a_server_that_never_answers_is_a_time_out_and_has_no_status(start: Start) -> None:
     silent = start(never)
-    endpoints, scene = source(), scene_of({"vllm-8000": silent}, metrics_enabled=False)
+    endpoints, scene = source(deadline=DEADLINE), scene_of({"vllm-8000": silent}, metrics_enabled=False)
 
     first, second = values(look(endpoints, scene)), values(look(endpoints, scene))
 
@@ -285,16 +293,31 @@ def test_a_server_that_never_answers_is_a_time_out_and_has_no_status(start: Star
 def test_bytes_that_trickle_do_not_extend_the_deadline(start: Start) -> None:
     def trickle(connection: socket.socket, request: bytes) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        while not peer.stop.wait(0.02):
+        for _ in range(1000):  # a second at least: all of it would be an answer
+            peer.stop.wait(0.001)
             connection.sendall(b"x")
 
     peer = start(trickle)
-    began = time.monotonic()
+
+    seen = values(look(source(deadline=DEADLINE), scene_of({"vllm-8000": peer}, metrics_enabled=False)))
+
+    assert seen["health_status", "health"] == "timeout"
+
+
+def test_bytes_that_trickle_in_time_are_an_answer(start: Start) -> None:
+    """The silent twin."""
+
+    def trickle(connection: socket.socket, request: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
+        for _ in range(10):
+            peer.stop.wait(0.001)
+            connection.sendall(b"x")
+
+    peer = start(trickle)
 
     seen = values(look(source(), scene_of({"vllm-8000": peer}, metrics_enabled=False)))
 
-    assert seen["health_status", "health"] == "timeout"
-    assert time.monotonic() - began < DEADLINE + 1
+    assert seen["health_status", "health"] == 200
 
 
 def test_a_header_that_never_ends_is_an_error(start: Start) -> None:
@@ -346,22 +369,28 @@ def test_who_stopped_listening_meanwhile_is_no_error() -> None:
 
 
 def test_many_bad_servers_cost_one_deadline_and_leave_nothing_behind(start: Start) -> None:
-    ended: list[bytes] = []
+    """All wait at the same time, so that the deadline goes by once."""
+    began: list[int] = []
+    ended: list[tuple[bytes, int]] = []
 
     def wait(connection: socket.socket, request: bytes) -> None:
-        ended.append(connection.recv(1))
+        began.append(1)
+        ended.append((connection.recv(1), len(began)))
 
-    silent = {f"vllm-{i}": start(wait) for i in range(20)}
-    scene = scene_of(silent | {"good": start(answer(200))}, metrics_enabled=False)
-    began = time.monotonic()
+    for deadline in PATIENCE:
+        began.clear()
+        ended.clear()
+        silent = {f"vllm-{i}": start(wait) for i in range(20)}
+        scene = scene_of(silent | {"good": start(answer(200))}, metrics_enabled=False)
+        status = readings(look(source(deadline=deadline), scene), HEALTH_STATUS)
+        for peer in silent.values():
+            peer.close()
+        good = [name for name, reading in status.items() if reading.value == 200]
+        if good and ended == [(b"", 20)] * 20:
+            break
 
-    status = readings(look(source(), scene), HEALTH_STATUS)
-
-    assert time.monotonic() - began < DEADLINE + 1
-    assert [name for name, reading in status.items() if reading.value == 200] == ["good"]
-    for peer in silent.values():
-        peer.close()
-    assert ended == [b""] * 20  # each saw us close
+    assert good == ["good"]
+    assert ended == [(b"", 20)] * 20  # each saw us close, when all had been asked
 
 
 def test_a_page_that_is_not_there_is_no_error_and_asked_for_seldom(start: Start) -> None:
@@ -382,7 +411,7 @@ def test_tensorrt_llm_is_asked_for_its_second_page_and_one_that_lacks_it_says_no
     page = b"".join(
         b'trtllm_request_success_total{finished_reason="%s"} %d\n' % pair for pair in ((b"stop", 7), (b"x", 2))
     )
-    sources = Endpoints(Host(Config(), load_frameworks()), deadline_seconds=DEADLINE)
+    sources = Endpoints(Host(Config(), load_frameworks()), deadline_seconds=PATIENT)
 
     def behave(there: bool) -> Behaviour:
         def answers(connection: socket.socket, request: bytes) -> None:
@@ -556,7 +585,7 @@ def test_an_unknown_certificate_is_taken_only_when_told_so(
     peer = start(answer(200), certificate)
     target = HealthTarget(f"https://localhost:{peer.port}/health", insecure=insecure)
 
-    seen = values(look(source(deadline=2.0), Scene((server(health=target),))))
+    seen = values(look(source(), Scene((server(health=target),))))
 
     assert seen["health_status", "health"] == status
 
@@ -565,7 +594,7 @@ def test_a_peer_that_never_finishes_tls_is_a_time_out(start: Start) -> None:
     silent = start(never)
     target = HealthTarget(f"https://127.0.0.1:{silent.port}/", insecure=True)
 
-    seen = values(look(source(), Scene((server(health=target),))))
+    seen = values(look(source(deadline=DEADLINE), Scene((server(health=target),))))
 
     assert seen["health_status", "health"] == "timeout"
 

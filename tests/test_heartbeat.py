@@ -104,13 +104,20 @@ def start(thread):
         raise RuntimeError("can't start new thread")
     begin(thread)
 threading.Thread.start = start
-beating = Heartbeat(Notifier({}), lambda: 0.01, shortest_look=0.05)
+looks, may_look = threading.Semaphore(0), threading.Semaphore(0)
+def tick_seconds():
+    looks.release()
+    if sys.argv[1] == "well":
+        may_look.acquire()  # a beat comes before each look, however busy the machine is
+    return 0.01
+beating = Heartbeat(Notifier({}), tick_seconds, shortest_look=0.01)
 beating.start()
 def tick():
     if sys.argv[1] == "well":
-        for _ in range(150):
+        for _ in range(50):
+            looks.acquire()
             beating.beat()
-            threading.Event().wait(0.005)
+            may_look.release()
         os._exit(0)
     threading.Event().wait()
 tick()

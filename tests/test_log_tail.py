@@ -255,7 +255,7 @@ def test_a_new_file_in_a_watched_folder_wakes_and_writing_does_not(tmp_path: Pat
 
         (tmp_path / "new.log").touch()
 
-        assert woken.wait(10)
+        assert woken.wait(60)
     finally:
         watch.close()
 

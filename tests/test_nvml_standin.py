@@ -189,7 +189,7 @@ def fresh(cards: StandIn) -> Iterator[Callable[[], Binding]]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         os.sched_yield()
@@ -321,10 +321,11 @@ def test_an_energy_counter_without_a_clock_stands_still(cards: StandIn, nvml: Bi
 
 
 def test_a_new_power_leaves_no_step_in_the_energy_counter(cards: StandIn, nvml: Binding) -> None:
+    began = time.monotonic()
     before = energy(nvml)
     cards.set("*.power_mw", 0)
     stopped = energy(nvml)
-    allowed = before + 70_000 * 10  # what ten seconds would have added; the counter itself is as old as the machine
+    allowed = before + 70_000 * (time.monotonic() - began) + 1  # the counter itself is as old as the machine
 
     assert before <= stopped <= allowed
     assert energy(nvml) == stopped

@@ -14,7 +14,7 @@ from stallwatch.model import Event, GpuUse, Listener, Observation, ProcessId, Ra
 from stallwatch.poller import MOST_WAITING, Poller, is_urgent, sort
 from stallwatch.sources import Moment
 
-SOON = 10.0
+SOON = 60.0
 """Longest wait for something that happens at once; only a failure takes that long."""
 
 

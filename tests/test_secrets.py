@@ -616,7 +616,7 @@ FORMS_OF_A_PAGE = ("text/plain", "application/openmetrics-text;version=1.0.0")
 
 def asked(life: Life, path: str, method: str = "GET", **headers: str) -> str:
     """Everything of the answer: status line, headers and body, unpacked."""
-    client = http.client.HTTPConnection(urlsplit(life.url).netloc, timeout=10)
+    client = http.client.HTTPConnection(urlsplit(life.url).netloc, timeout=60)
     try:
         client.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = client.getresponse()

@@ -29,7 +29,7 @@ from stallwatch.serve import (
 )
 from stallwatch.web.published import Published
 
-SOON = 10.0
+SOON = 60.0
 
 
 # --- what it says ------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class Machine:
     def end(self) -> None:
         for holder in self.started:
             holder.kill()
-            holder.communicate(timeout=10)
+            holder.communicate(timeout=60)
 
 
 @pytest.fixture

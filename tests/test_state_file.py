@@ -36,7 +36,7 @@ from stallwatch.state_file import (
 )
 
 DOCUMENT: Mapping[str, Any] = {"boot": "b", "servers": [{"name": "0a", "saved": 12.5, "starts": 2}], "startups": []}
-SOON = 10.0
+SOON = 60.0
 
 
 @pytest.fixture
