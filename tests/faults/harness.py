@@ -261,6 +261,13 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+def tell(order: Path, word: str) -> None:
+    """Write a whole word at once: who looks at any moment never finds an empty file."""
+    new = order.with_name(f".{order.name}.new")
+    new.write_text(word)
+    new.replace(order)
+
+
 def mostly_holds(pages: Sequence[Scrape], condition: Callable[[Scrape], object], what: str) -> None:
     """For what is there: on a busy machine a reading may be too old for a moment, and then it is rightly left out."""
     wrong = [page for page in pages if not condition(page)]

@@ -14,7 +14,7 @@ import pytest
 
 from stallwatch.sources.table import SOURCES
 
-from .harness import CONFIG, TICK, Exporter, Scrape, Victim, all_hold
+from .harness import CONFIG, TICK, Exporter, Scrape, Victim, all_hold, tell
 
 pytestmark = pytest.mark.faults
 
@@ -51,7 +51,7 @@ def while_it_fails(exporter: Exporter, order: Path, error: str) -> list[Scrape]:
     """The pages from its first failure to its third."""
     name = order.name
     before = failures(exporter.scrapes.look(), name)
-    order.write_text(error)
+    tell(order, error)
     first = exporter.wait_for(f"{name} failed", lambda page: not works(page, name))
     exporter.wait_for(f"{name} failed thrice", lambda page: failures(page, name) >= before + 3)
     pages = exporter.scrapes.since(first.at)

@@ -16,7 +16,7 @@ import pytest
 
 from e2e.harness import Program, free_port
 
-from .harness import ALONE, Exporter, Scrape, all_hold
+from .harness import ALONE, Exporter, Scrape, all_hold, tell
 from .hostile_server import BY_NAME
 
 pytestmark = pytest.mark.faults
@@ -66,7 +66,7 @@ def running(folder: Path, names: list[str]) -> Iterator[list[Hostile]]:
     found = [Hostile(name.replace("_", "-"), free_port(), folder / f"{name}.word") for name in names]
     with ExitStack() as programs:
         for name, hostile in zip(names, found, strict=True):
-            hostile.word.write_text(name)
+            tell(hostile.word, name)
             programs.enter_context(hostile.program(folder))
         yield found
 
@@ -93,7 +93,7 @@ def test_no_answer_of_a_server_hurts_the_others_or_us(folder: Path) -> None:
             meanwhile = exporter.rest(12.0)
             more = psutil.Process(exporter.pid).memory_info().rss - memory
             for each in hostile:
-                each.word.write_text("well")
+                tell(each.word, "well")
             exporter.wait_for(
                 "all of them well", lambda page: all(running_requests(page, each.name) == 3 for each in hostile)
             )

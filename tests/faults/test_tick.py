@@ -15,7 +15,7 @@ import pytest
 from e2e.harness import fetch
 from stallwatch.heartbeat import STUCK_STATUS
 
-from .harness import TICK, Exporter, Scrape, Victim, all_hold
+from .harness import TICK, Exporter, Scrape, Victim, all_hold, tell
 
 pytestmark = pytest.mark.faults
 
@@ -29,7 +29,7 @@ END_SECONDS = 60.0
 def disturbed(folder: Path) -> tuple[Exporter, Path]:
     """An exporter, and the file that says what its tick does."""
     order = folder / "order"
-    order.write_text("go on")
+    tell(order, "go on")
     command = [sys.executable, str(Path(__file__).with_name("stuck_tick.py")), str(order)]
     exporter = Exporter(folder, command=command)
     exporter.is_checked = False  # it refuses on purpose
@@ -48,7 +48,7 @@ def test_a_tick_that_hangs_serves_nothing_old_and_ends_the_process(folder: Path,
     with exporter, Victim(victim, folder / "server.log") as server:
         exporter.may_end = True
         exporter.wait_for_server(server.name)
-        order.write_text("hang")
+        tell(order, "hang")
         begun = time.time()
         time.sleep(OLD_SECONDS + BUSY_SECONDS)
         meanwhile = [exporter.scrapes.look() for _ in range(4)]
@@ -69,10 +69,10 @@ def test_a_tick_that_goes_on_in_time_is_served_again(folder: Path, victim: Path)
     exporter, order = disturbed(folder)
     with exporter, Victim(victim, folder / "server.log") as server:
         exporter.wait_for_server(server.name)
-        order.write_text("hang")
+        tell(order, "hang")
         time.sleep(OLD_SECONDS + BUSY_SECONDS)
         refused = exporter.scrapes.look()
-        order.write_text("go on")
+        tell(order, "go on")
         after = exporter.wait_for_server(server.name)
         check_no_old_page(exporter.scrapes.history)
 
@@ -85,7 +85,7 @@ def test_a_tick_that_raises_ends_the_process(folder: Path) -> None:
     exporter, order = disturbed(folder)
     with exporter:
         exporter.may_end = True
-        order.write_text("raise")
+        tell(order, "raise")
         status = exporter.process.wait(END_SECONDS)
 
     assert status == 1
