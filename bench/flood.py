@@ -2,10 +2,10 @@
 
 Three processes for each figure: the exporter, with a page of 3,000 samples that is made anew at every tick of 5 s; one
 that attacks it (bench/attackers.py, at full priority); and one that scrapes honestly, 20 times a second: in turn on
-a connection that it keeps, as Prometheus does, and on a new one.  Beside ours, flood by flood, the peer from apt with
-the exporter-toolkit (prometheus-node-exporter), which serves the same page from a file.  A scrape that is refused or
-put out is counted, and not timed.  `waited_for_core` is how long of the longest scrape our HTTP thread and the scraper
-were ready to run and had no core: that is the machine's doing, and no exporter's.
+one of 15 connections that it keeps, as so many Prometheuses would, and on a new one.  Beside ours, flood by flood, the
+peer from apt with the exporter-toolkit (prometheus-node-exporter), which serves the same page from a file.  A scrape
+that is refused or put out is counted, and not timed.  `waited_for_core` is how long of the longest scrape our HTTP
+thread and the scraper were ready to run and had no core: that is the machine's doing, and no exporter's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,6 +37,8 @@ from stallwatch.exposition import Exposition
 from stallwatch.web import Access, Published, Renewal, serve_http
 
 SECONDS, PER_SECOND, SETTLE_SECONDS, PATIENCE_SECONDS = 10.0, 20, 1.0, 10.0
+KEPT = 15
+"""Connections that the scraper keeps: each rests for 1.5 s, for nobody scrapes a node ten times a second."""
 PEER = "prometheus-node-exporter"
 HEADERS = {
     "Accept": "application/openmetrics-text;version=1.0.0",
@@ -141,7 +143,7 @@ class Scraper:
         if folder:
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._context.load_verify_locations(f"{folder}/certificate.pem")
-        self._kept = self._client()
+        self._kept = [self._client() for _ in range(KEPT)]
 
     def _client(self) -> http.client.HTTPConnection:
         if self._context is None:
@@ -150,14 +152,16 @@ class Scraper:
 
     def on_kept(self, times: Times) -> None:
         """As Prometheus: where the connection was closed meanwhile, at once on a new one."""
+        client = self._kept.pop(0)
+        self._kept.append(client)
         begin, waited = time.perf_counter(), self._waited()
-        is_open = self._kept.sock is not None
-        status = self._ask(self._kept)
+        is_open = client.sock is not None
+        status = self._ask(client)
         if is_open and not status.isdigit():
-            self._kept.close()
-            status = self._ask(self._kept)
+            client.close()
+            status = self._ask(client)
         if not status.isdigit():
-            self._kept.close()
+            client.close()
         self._note(times, status, begin, waited)
 
     def on_new(self, times: Times) -> None:
@@ -191,7 +195,10 @@ class Scraper:
 
 def scrape(port: int, thread: str, folder: str, seconds: float) -> None:
     scraper, kept, new = Scraper(port, thread, folder), Times(), Times()
-    scraper.on_kept(Times())
+    for _ in range(KEPT):
+        scraper.on_kept(Times())
+    print("ready", flush=True)
+    sys.stdin.readline()
     begin = time.perf_counter()
     for number in range(int(seconds * PER_SECOND)):
         time.sleep(max(0.0, begin + number / PER_SECOND - time.perf_counter()))
@@ -210,15 +217,24 @@ def memory(exporter: Exporter) -> dict[str, float]:
     return {"pss_mib": mib, "threads": process.num_threads(), "descriptors": process.num_fds()}
 
 
-def scraped(exporter: Exporter, folder: Path | None, seconds: float) -> tuple[dict[str, object], dict[str, float]]:
-    """What the scraper tells, and the exporter's memory just before its end."""
+def scraped(
+    exporter: Exporter, folder: Path | None, seconds: float, flood: AbstractContextManager[None] | None = None
+) -> tuple[dict[str, object], dict[str, float]]:
+    """What the scraper tells, and the exporter's memory just before its end; what is kept is opened before `flood`."""
     thread = f"{exporter.process.pid}/{exporter.thread}" if exporter.thread else ""
     arguments = [str(exporter.port), thread, str(folder or ""), str(seconds)]
     command = [sys.executable, "-m", "bench.flood", "--scrape", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        time.sleep(seconds * 0.8)
-        meanwhile = memory(exporter)
-        return json.loads(process.communicate(timeout=seconds + 4 * PATIENCE_SECONDS)[0]), meanwhile
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdout.readline()
+        with flood or nullcontext():
+            process.stdin.write("begin\n")
+            process.stdin.flush()
+            time.sleep(seconds * 0.8)
+            meanwhile = memory(exporter)
+            told = process.communicate(timeout=seconds + 4 * PATIENCE_SECONDS)[0]
+        return json.loads(told), meanwhile
 
 
 @contextmanager
@@ -241,8 +257,7 @@ def flooded(exporter: Exporter, kind: str, folder: Path | None, source: str, sec
     before = memory(exporter)
     cpu, begin = cpu_seconds(exporter), time.perf_counter()
     print(f"{kind} against {exporter.name}", file=sys.stderr)
-    with attackers(kind, exporter.port, source):
-        told, meanwhile = scraped(exporter, folder, seconds)
+    told, meanwhile = scraped(exporter, folder, seconds, attackers(kind, exporter.port, source))
     share = (cpu_seconds(exporter) - cpu) / (time.perf_counter() - begin)
     time.sleep(SETTLE_SECONDS)
     return {**told, "cores": round(share, 2), "before": before, "meanwhile": meanwhile, "after": memory(exporter)}
