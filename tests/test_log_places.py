@@ -14,7 +14,7 @@ from stallwatch.model import LogPlace
 from stallwatch.sources.logs.guard import Guards, Questions
 from stallwatch.sources.logs.mounts import LOOK_SECONDS as MOUNTS_SECONDS
 from stallwatch.sources.logs.mounts import Mounts
-from stallwatch.sources.logs.places import GONE_LOOKS, LOOK_SECONDS, LogPlaces
+from stallwatch.sources.logs.places import FILE_LOOKS, GONE_LOOKS, LOOK_SECONDS, LogPlaces
 
 MOST = 16
 
@@ -69,6 +69,19 @@ def test_without_far_mounts_there_is_no_thread(looks: Looks, monkeypatch: pytest
     looks.write("a.log", "run/c.log", folder=looks.near)
 
     assert looks.look(looks.near / "*.log", looks.near / "run") == {"a.log": None, "c.log": None}
+
+
+def test_a_path_that_becomes_a_folder_is_one_at_once_where_nothing_was_and_soon_where_a_file_was(looks: Looks) -> None:
+    was_file, was_nothing = looks.near / "file", looks.near / "nothing"
+    looks.write("file", folder=looks.near)
+    assert looks.look(was_file, was_nothing) == {"file": None, "nothing": None}
+
+    was_file.unlink()
+    looks.write("file/a.log", "nothing/b.log", folder=looks.near)
+
+    found = [looks.look(was_file, was_nothing) for _ in range(FILE_LOOKS)]
+    assert all("b.log" in each for each in found)
+    assert found[-1] == {"a.log": None, "b.log": None}
 
 
 def test_a_mount_that_hangs_from_the_first_look_on_is_said_to_and_holds_nothing_else(looks: Looks) -> None:
