@@ -22,7 +22,7 @@ def amtool(*arguments: str) -> str:
     program = shutil.which("amtool")
     if program is None:
         pytest.skip("amtool is not installed (Debian: apt-get install prometheus-alertmanager)")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -39,7 +39,7 @@ def test_no_route_is_unreachable_and_no_inhibition_too_wide_for_our_rules() -> N
     rules = [argument for name in DEFAULT_FILES for argument in ("--rules", str(CONFIG.parents[2] / "rules" / name))]
     command = [str(Path(sys.executable).with_name("amlint")), "check", "--strict", *rules, str(CONFIG)]
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -30,7 +30,7 @@ HIDES |= {"ProtectProc", "ProcSubset", "DeviceAllow", "DynamicUser"}
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     if shutil.which(words[0]) is None:
         pytest.skip(f"{words[0]} is not installed")
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
 
 
 def lines_of(unit: Path) -> list[tuple[str, str]]:
@@ -171,7 +171,7 @@ def composed(folder: Path, *texts: str) -> subprocess.CompletedProcess[str]:
         file.write_text(re.sub(r"^name: .*\n", "", text, flags=re.MULTILINE))
         words += ["--file", str(file)]
     return subprocess.run(
-        [*words, "config"], cwd=ROOT / "deploy", capture_output=True, text=True, check=False, timeout=60
+        [*words, "config"], cwd=ROOT / "deploy", capture_output=True, text=True, check=False, timeout=600
     )
 
 

@@ -471,7 +471,7 @@ MOUNTED = """
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_mount_that_goes_and_comes_back_loses_and_doubles_nothing(tmp_path: Path) -> None:
     code = [sys.executable, "-c", textwrap.dedent(MOUNTED), str(tmp_path)]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(code, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode == 77:
         pytest.skip("no mount namespace here")
 

@@ -227,7 +227,7 @@ def promtool(*arguments: str | Path) -> str:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -67,7 +67,7 @@ def promtool_accepts(text: str) -> None:
     if program is None:
         pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
     command = [program, "check", "rules", "--lint=all", "--lint-fatal", "/dev/stdin"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

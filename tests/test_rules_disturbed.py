@@ -116,7 +116,7 @@ def promtool(folder: Path, disturbed: Iterable[tuple[Firing | Silence, Mapping[s
         text = {"rule_files": [f"{alert}.yml"], "evaluation_interval": f"{STEP}s", "tests": tests}
         paths.append(folder / f"{alert}.test.yml")
         paths[-1].write_text(json.dumps(text), encoding="utf-8")
-    done = subprocess.run([program, "test", "rules", *paths], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([program, "test", "rules", *paths], capture_output=True, text=True, check=False, timeout=600)
     return done.returncode, done.stdout + done.stderr
 
 
