@@ -373,7 +373,7 @@ def test_clients_come_in_a_few_at_each_look_and_wait_in_the_kernel_while_there_i
     house = House()
     door = Door(loop, listening, house, house.welcome, 2)
     clients = [socket.create_connection(listening.getsockname()) for _ in range(5)]
-    door.open()
+    door.unlock()
 
     door._ready()
     assert len(house.inside) == 2
@@ -384,7 +384,7 @@ def test_clients_come_in_a_few_at_each_look_and_wait_in_the_kernel_while_there_i
     assert door._later is not None
     house.is_full = False
     door._later.cancel()
-    door.open()
+    door.unlock()
     looks(loop)
 
     assert len(house.inside) == 5
@@ -419,7 +419,7 @@ def test_without_descriptors_it_rests_and_says_so_and_a_client_that_is_gone_agai
     house, said = House(), []
     loop.set_exception_handler(lambda loop, context: said.append(context["exception"].errno))
     door = Door(loop, listening, house, house.welcome, 4)
-    door.open()
+    door.unlock()
     door._listening = Failing()  # type: ignore[assignment]
     door._rest = lambda seconds: said.append("rests")  # type: ignore[method-assign]
 

@@ -91,7 +91,7 @@ class HttpServer:
 
     def start(self) -> None:
         for door in self._doors:
-            door.open()
+            door.unlock()
         self._thread.start()
 
     def _welcome(self, client: socket.socket, address: str) -> None:

@@ -211,7 +211,7 @@ class Door:
         self._welcome, self._at_once = welcome, at_once
         self._later: asyncio.TimerHandle | None = None
 
-    def open(self) -> None:
+    def unlock(self) -> None:
         self._later = None
         self._loop.add_reader(self._listening, self._ready)
 
@@ -244,4 +244,4 @@ class Door:
     def _rest(self, seconds: float) -> None:
         """Leave clients with the kernel, where they cost nothing."""
         self._loop.remove_reader(self._listening)
-        self._later = self._loop.call_later(seconds, self.open)
+        self._later = self._loop.call_later(seconds, self.unlock)
