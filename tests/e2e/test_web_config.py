@@ -95,6 +95,8 @@ def test_prometheus_comes_by_tls_with_a_password_and_both_are_renewed(tmp_path: 
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     first, second = authority(tmp_path, "first"), authority(tmp_path, "second")
+    both = tmp_path / "both.pem"  # for those who may have to come by a new connection behind the renewal
+    both.write_text(first.certificate.read_text() + second.certificate.read_text())
     certify(tmp_path, first)
     write_users(tmp_path, "old secret")
 
@@ -102,16 +104,16 @@ def test_prometheus_comes_by_tls_with_a_password_and_both_are_renewed(tmp_path: 
         jobs = "".join(
             JOB.format(
                 name=name,
-                ca=trusted.certificate,
+                ca=trusted,
                 own="",
                 port=exporter.port,
                 password=f"basic_auth: {{username: {user}, password: {password}}}" if user else "",
             )
             for name, trusted, user, password in (
-                ("old", first, "prometheus", "old secret"),
-                ("new", second, "prometheus", "new secret"),
-                ("unknown", first, "somebody", "old secret"),
-                ("nobody", first, "", ""),
+                ("old", both, "prometheus", "old secret"),
+                ("new", second.certificate, "prometheus", "new secret"),
+                ("unknown", both, "somebody", "old secret"),
+                ("nobody", both, "", ""),
             )
         )
         with Prometheus(tmp_path, jobs) as prometheus:
