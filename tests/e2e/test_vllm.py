@@ -95,7 +95,8 @@ class Vllm(Program):
         super().__init__([*command, *arguments], folder / "vllm.log", ENVIRONMENT, folder)
 
     def said(self, text: str) -> bool:
-        return self.process.poll() is None and text in self.output.read_text(errors="replace")
+        assert self.process.poll() is None, f"vLLM ended:\n{self.tail(40)}"
+        return text in self.output.read_text(errors="replace")
 
     def worker(self, rank: int) -> psutil.Process:
         """The worker, as soon as it has its rank in its title: in the middle of the start."""
@@ -214,9 +215,12 @@ def throttle(tmp_path: Path) -> Iterator[Throttle]:
     group = Throttle(THROTTLE / f"stallwatch-e2e-{os.getpid()}", f"{os.major(device)}:{os.minor(device)}")
     group.folder.mkdir()
     try:
-        yield group
+        # Somebody is always in it: a systemd that boots beside us, be it in its own namespaces, removes empty groups.
+        with Program(["sleep", "3600"], tmp_path / "inhabitant.out") as inhabitant:
+            (group.folder / "cgroup.procs").write_text(f"{inhabitant.pid}\n")
+            yield group
+            group.limit(0)
     finally:
-        group.limit(0)
         wait_until(group.is_removed, PATIENCE, f"{group.folder} removed", 0.2)
 
 
