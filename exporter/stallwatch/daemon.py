@@ -134,13 +134,15 @@ class Daemon:
         self._wake.ring()
 
     def close(self, seconds: float = 1.0) -> None:
-        """End the pollers; sources whose thread ended are closed, one that hangs is left behind."""
+        """End the pollers; sources whose thread ended are closed, one that hangs is left behind with its own."""
         for poller in self.pollers:
             poller.stop()
         until = time.monotonic() + seconds
         for poller in self.pollers:
             if poller.join(max(0.0, until - time.monotonic())):
                 poller.source.close()
+            else:
+                poller.leave()
 
     def reconfigure(self, config: Config | None) -> None:
         """Take a new configuration, or note that the new one was wrong (None)."""

@@ -82,6 +82,7 @@ class Poller:
         self._errors: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._stopping = False
+        self._has_ended = self._is_left = False
         self._woken = False
         self._in_flight: float | None = None
         self._overdue: float | None = None  # since when a call waits that outlived the source's last read
@@ -105,6 +106,13 @@ class Poller:
         if self._thread.ident is not None:
             self._thread.join(seconds)
         return not self._thread.is_alive()
+
+    def leave(self) -> None:
+        """Have the source closed by its own thread, should that ever come back from where it hangs."""
+        with self._changed:
+            self._is_left, has_ended = True, self._has_ended
+        if has_ended:
+            self.source.close()
 
     @property
     def is_lost(self) -> bool:
@@ -197,13 +205,20 @@ class Poller:
         )
 
     def _run(self) -> None:
-        while True:
-            begun = self._monotonic()
-            self._notify(self.turn())
-            again = getattr(self.source, "again_seconds", None)
-            pause = min(self.interval, again) if again else self.interval
-            if not self._rest(begun + pause):
-                return
+        while self._go_on():
+            pass
+        with self._changed:
+            self._has_ended, is_left = True, self._is_left
+        if is_left:
+            self.source.close()
+
+    def _go_on(self) -> bool:
+        """Read, and rest until the next time; False when there is none."""
+        begun = self._monotonic()
+        self._notify(self.turn())
+        again = getattr(self.source, "again_seconds", None)
+        pause = min(self.interval, again) if again else self.interval
+        return self._rest(begun + pause)
 
     def _rest(self, until: float) -> bool:
         """Wait for the next turn; False when it is time to end."""
