@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import errno
+import gc
 import gzip
 import hashlib
 import http.client
@@ -878,6 +879,8 @@ def test_clients_that_reset_leave_nothing_behind(serve: Serve, caplog: pytest.Lo
     caplog.set_level(logging.INFO)
     running = serve()
     assert ask(running)[0] == 200
+    until(lambda: len(running._clients._crowds) == 0)  # the one that asked is gone, and none of the 90 has come
+    gc.collect()  # what other tests left would make room for what is looked for here
     before = len(list(Path("/proc/self/fd").iterdir()))
     for sent in (b"", b"GET /metrics HTTP/1.1\r\nHost", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") * 30:
         with connect(running) as client:
@@ -887,7 +890,7 @@ def test_clients_that_reset_leave_nothing_behind(serve: Serve, caplog: pytest.Lo
     until(lambda: len(running._clients._crowds) == 0)
 
     assert ask(running)[0] == 200
-    until(lambda: len(list(Path("/proc/self/fd").iterdir())) == before)
+    until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before)
     assert not caplog.records
 
 
