@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from recordings.kept import VARIABLE
 from stallwatch import signals
+from stallwatch.daemon import Daemon
 from stallwatch.drill.nvml_standin import NoCompilerError, build
 from stallwatch.model import (
     CHANNELS,
@@ -74,6 +75,14 @@ def levels_of_our_loggers() -> Iterator[None]:
     for logger in our_loggers():
         logger.setLevel(before.get(logger, logging.NOTSET))
     logging.root.handlers[:] = handlers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_ends() -> Iterator[None]:
+    """On a busy machine a look may outlive the second that its source has; the next test would meet its helpers."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Daemon.close, "__defaults__", (60.0,))
+        yield
 
 
 @pytest.fixture(scope="session")
