@@ -331,4 +331,6 @@ def test_another_node_that_never_comes_is_waited_for(stage: Stage) -> None:
     rest_since(suspect, STALL_AFTER, server)
 
     assert "stalled" not in exporter.watch.states(server.name)
-    assert exporter.watch.last().servers[server.name]["reason"] == "waiting_remote"
+    assert exporter.watch.states(server.name, suspect) == {"suspect"}
+    reasons = [document["reason"] for _, document in exporter.watch.of(server.name, suspect)]
+    assert reasons.count("waiting_remote") >= 0.9 * len(reasons)  # a moment of CPU beside starting servers may be work
