@@ -99,7 +99,7 @@ def _tls(section: Section, seen: dict[str, Stamp]) -> tuple[ssl.SSLContext, froz
     _refuse(section)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.num_tickets = 0  # two for each handshake, and Prometheus, which keeps its connection, would use none
+    context.num_tickets = 0  # of TLS 1.3: two for each handshake; Prometheus, which keeps its connection, uses none
     if section.boolean("prefer_server_cipher_suites", default=True):
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     least, most = (
