@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import bcrypt
 import pytest
@@ -26,6 +28,7 @@ from stallwatch.web import Access, Deadlines, HttpServer, Published, Renewal, se
 from stallwatch.web.access import REFUSED, load_access
 from stallwatch.web.addresses import split_address
 from stallwatch.web.app import Request, Response
+from stallwatch.web.connections import DEADLINES, Clients
 from stallwatch.web.passwords import (
     CROWDED,
     MOST_OF_ONE,
@@ -37,6 +40,8 @@ from stallwatch.web.passwords import (
     basic_credentials,
     is_password,
 )
+from stallwatch.web.secure import Secure
+from stallwatch.web.wire import SocketWire
 
 HASH = bcrypt.hashpw(b"right", b"$2b$04$abcdefghijklmnopqrstuu").decode()
 OTHER_HASH = bcrypt.hashpw(b"other", b"$2b$05$abcdefghijklmnopqrstuu").decode()
@@ -684,6 +689,68 @@ def test_a_request_in_the_packet_that_ends_the_handshake_is_answered(
                 answer = shaking.read(65536)
 
     assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("is_secure", [True, False], ids=["TLS", "plain"])
+def test_requests_sent_ahead_of_a_half_close_are_all_answered(
+    serve: Serve, write: Callable[[str], str], keys: Keys, is_secure: bool
+) -> None:
+    """The end of what a client sends may be here before the requests before it were looked at."""
+    running = serve(Renewal(write(tls() if is_secure else "")).current)
+    with contextlib.ExitStack() as opened:
+        clients = [opened.enter_context(connect(running)) for _ in range(5)]
+        if is_secure:
+            context = keys.authority.client()
+            clients = [opened.enter_context(context.wrap_socket(each, server_hostname="localhost")) for each in clients]
+        for client in clients:
+            for _ in range(20):
+                client.sendall(ASK.replace(b"Connection: close\r\n", b""))
+            socket.socket.shutdown(client, socket.SHUT_WR)
+        answers = [answer_of(client).count("HTTP/1.1 200 ") for client in clients]
+
+    assert answers == [20] * 5
+
+
+class Heard:
+    """Stands for the socket's wire and for the other clients: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.turns: list[Callable[[], None]] = []
+        self.loop, self.deadlines = SimpleNamespace(call_later=lambda *_: None), DEADLINES
+
+    def wait(self, client: object) -> None: ...
+    def leave(self, client: object) -> None: ...
+    def is_closing(self) -> bool:
+        return False
+
+    def in_turn(self, act: Callable[[], None], address: str) -> None:
+        self.turns.append(act)
+
+    def pause_reading(self) -> None:
+        self.told.append("pause")
+
+    def resume_reading(self) -> None:
+        self.told.append("resume")
+
+
+@pytest.mark.parametrize(("is_paused", "first"), [(True, ["pause"]), (False, ["resume"])], ids=["paused", "never"])
+def test_the_socket_is_read_on_only_behind_what_came_before_the_pause(
+    write: Callable[[str], str], is_paused: bool, first: list[str]
+) -> None:
+    heard, context = Heard(), load_access(write(tls())).tls
+    assert context is not None
+    secure = Secure(cast("Clients", heard), Access(), context, "")
+    secure.take(cast("SocketWire", heard))
+    if is_paused:
+        secure.pause_reading()
+
+    secure.resume_reading()
+    before = list(heard.told)
+    for act in heard.turns:
+        act()
+
+    assert (before, heard.told[-1], len(heard.turns)) == (first, "resume", int(is_paused))
 
 
 def test_clients_that_never_end_their_handshake_keep_no_honest_one_out(

@@ -105,10 +105,11 @@ class Secure:
             self._raw.pause_reading()
 
     def resume_reading(self) -> None:
+        """First what came before the pause, else a client that closed behind its requests ends before their answers."""
         if self._is_paused:
             self._is_paused = False
-            self._clients.in_turn(self._advance, self.address)  # what came before the pause
-        if self._raw is not None:
+            self._clients.in_turn(self._advance, self.address)
+        elif self._raw is not None:
             self._raw.resume_reading()
 
     # --- the two states
@@ -123,6 +124,8 @@ class Secure:
                 self._read(self._connection)
         except ssl.SSLWantReadError:
             self._flush()
+            if self._raw is not None and not self._is_paused:
+                self._raw.resume_reading()
         except ssl.SSLError:
             self._flush()  # tells the client why
             if self._raw is not None:
