@@ -123,6 +123,15 @@ def test_results_wait_until_they_are_taken_oldest_first() -> None:
     assert polled.take() == []
 
 
+def test_readings_that_are_as_they_were_are_the_very_same() -> None:
+    alike, fallen = signals.SERVER_ALIVE.read(1, "s"), signals.SERVER_ALIVE.read(0, "s")
+    polled = poller(Scripted([ALIVE, UNREADABLE], [alike, UNREADABLE], [fallen, UNREADABLE]))
+    first, again, other = (polled.turn().readings for _ in range(3))
+
+    assert again is first
+    assert other == (fallen, UNREADABLE)
+
+
 def test_before_the_first_read_nothing_is_known() -> None:
     health = poller(Scripted([])).health()
 

@@ -186,7 +186,10 @@ class Poller:
                 self._last_success = result.finished
             if self._last is not None and self._last.error is not None:
                 log.info("source works again", extra={"source": self.source.name})
-        result = replace(result, cpu_seconds=time.thread_time() - cpu, wall=wall)
+        readings = result.readings
+        if self._last is not None and readings == self._last.readings:
+            readings = self._last.readings  # the very same: who takes them sees at once that nothing changed
+        result = replace(result, readings=readings, cpu_seconds=time.thread_time() - cpu, wall=wall)
         self._overdue = getattr(self.source, "in_flight_since", None)
         self._incomplete = getattr(self.source, "incomplete", False)
         self._in_flight, self._last = None, result
