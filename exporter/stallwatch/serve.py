@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
+from .allocator import keep_freed
 from .assembly import Settings, make_daemon, read_config
 from .daemon import Daemon
 from .exposition import render
@@ -132,6 +133,7 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
 
     InputError when the configuration, or that of the web, is wrong.
     """
+    keep_freed()
     renewal = Renewal(web.config_file) if web.config_file else None
     published: list[Published] = []
     speaker = Speaker()
