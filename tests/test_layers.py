@@ -169,8 +169,8 @@ ALLOWED: Mapping[str, str] = {
     "recordings.rebuild": "model signals config startup derived recordings.format recordings.scrapes",
     "recordings.record": "model strict_yaml config frameworks assembly recordings.format",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
-    "serve": "allocator model strict_yaml frameworks assembly daemon exposition presentation memory state_file heartbeat"
-    " web.*",
+    "serve": "allocator model strict_yaml frameworks assembly daemon exposition presentation memory state_file"
+    " heartbeat web.*",
     "drill": "model strict_yaml config",
     "rules": "strict_yaml config",
     "cli": ". strict_yaml config log_format frameworks assembly serve check catalogue"
