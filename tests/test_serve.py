@@ -16,6 +16,7 @@ import pytest
 from stallwatch.assembly import Settings, make_daemon
 from stallwatch.config import Config
 from stallwatch.model import Report, Verdict
+from stallwatch.presentation import document, verdict_line
 from stallwatch.serve import (
     Keeper,
     LostThreadError,
@@ -52,6 +53,27 @@ def test_a_verdict_is_said_when_it_changes(report: Report, capsys: pytest.Captur
     assert said(speaker, report, capsys) == []
     assert said(speaker, changed(report, "working"), capsys) == ["vllm-8001"]
     assert said(speaker, changed(report, "working"), capsys) == []
+
+
+@pytest.mark.parametrize("part", ["state", "reason", "suspect_rank", "phase"])
+def test_each_part_of_what_is_said_is_said_when_it_changes(
+    part: str, report: Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = report.servers
+    parts = {"state": "failed", "reason": "exited", "suspect_rank": "TP7"}
+    other = (
+        replace(first, phase="compiling")
+        if part == "phase"
+        else replace(first, verdict=replace(first.verdict, **{part: parts[part]}))
+    )
+    later = replace(report, servers=(other, second))
+    speaker = Speaker()
+    said(speaker, report, capsys)
+
+    speaker.say(later)
+
+    assert capsys.readouterr().out == f"{verdict_line(document(later)['servers'][0])}\n"
+    assert said(speaker, replace(later, monotonic=later.monotonic + 5.0), capsys) == []
 
 
 def test_that_there_is_no_server_is_said_once(report: Report, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from .frameworks import load_frameworks
 from .heartbeat import Heartbeat, Notifier
 from .memory import Memory
 from .model import Report
-from .presentation import document, verdict_line
+from .presentation import document, server_document, verdict_line
 from .state_file import Schedule, StateWriter, open_state
 from .strict_yaml import InputError
 from .web import Access, HttpServer, ListenError, Published, Renewal, serve_http
@@ -118,11 +118,12 @@ class Speaker:
     def say(self, report: Report) -> None:
         looked = any(health.source == "processes" and health.success for health in report.health)
         before, self._said = self._said, {}
-        for server in document(report)["servers"]:
-            state = tuple(server[key] for key in ("state", "reason", "suspect_rank", "phase"))
-            self._said[server["server"]] = state
-            if before.get(server["server"]) != state:
-                print(verdict_line(server), file=self._out, flush=True)
+        for server in report.servers:
+            name, verdict = server.server.name, server.verdict
+            self._said[name] = state = (verdict.state, verdict.reason, verdict.suspect_rank, server.phase)
+            if before.get(name) != state:
+                line = verdict_line(server_document(server, report.monotonic))
+                print(line, file=self._out, flush=True)
         if looked and not report.servers and not before and not self._nothing_said:
             self._nothing_said = True
             print("no inference server found yet; looking again every few seconds", file=self._out, flush=True)
