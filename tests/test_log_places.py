@@ -14,9 +14,10 @@ from stallwatch.model import LogPlace
 from stallwatch.sources.logs.guard import Guards, Questions
 from stallwatch.sources.logs.mounts import LOOK_SECONDS as MOUNTS_SECONDS
 from stallwatch.sources.logs.mounts import Mounts
-from stallwatch.sources.logs.places import FILE_LOOKS, GONE_LOOKS, LOOK_SECONDS, LogPlaces
+from stallwatch.sources.logs.places import FILE_SECONDS, GONE_LOOKS, LOOK_SECONDS, LogPlaces
 
 MOST = 16
+LOOKS_AT_FILES = int(FILE_SECONDS / LOOK_SECONDS)
 
 
 class Looks:
@@ -79,9 +80,19 @@ def test_a_path_that_becomes_a_folder_is_one_at_once_where_nothing_was_and_soon_
     was_file.unlink()
     looks.write("file/a.log", "nothing/b.log", folder=looks.near)
 
-    found = [looks.look(was_file, was_nothing) for _ in range(FILE_LOOKS)]
+    found = [looks.look(was_file, was_nothing) for _ in range(LOOKS_AT_FILES)]
     assert all("b.log" in each for each in found)
     assert found[-1] == {"a.log": None, "b.log": None}
+
+
+@pytest.mark.parametrize(("other", "seconds"), [("b.log", FILE_SECONDS), ("*.txt", LOOK_SECONDS), ("no", LOOK_SECONDS)])
+def test_where_all_are_files_they_are_looked_at_seldom(other: str, seconds: float, looks: Looks) -> None:
+    """A pattern may find more, and what is not there may come."""
+    looks.write("a.log", "b.log", folder=looks.near)
+    looks.look(looks.near / "a.log", looks.near / other)
+
+    assert looks.places is not None
+    assert looks.places.holds_until == looks.at + seconds
 
 
 def test_a_mount_that_hangs_from_the_first_look_on_is_said_to_and_holds_nothing_else(looks: Looks) -> None:

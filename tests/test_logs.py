@@ -47,6 +47,7 @@ class Node:
         self.source = Logs(Host(Config(limits=limits or Limits()), FRAMEWORKS), turn_bytes)
         self.server = Server("sglang-30000", "sglang", "server", ProcessId(7, 100), WALL, ())
         self.ready: frozenset[str] = frozenset()
+        self.last_readings: list[Reading] = []  # in the last turn
 
     def write(self, text: str, name: str = "stdout", mode: str = "a", modified: float = WALL) -> Path:
         path = self.folder / name
@@ -66,7 +67,15 @@ class Node:
     def read(self, *servers: Server) -> list[Observation]:
         self.monotonic += 1
         scene = Scene(servers or (self.server,), ready=self.ready)
-        return list(self.source.read(scene, Moment(self.monotonic, WALL + self.monotonic - 1000)))
+        rests = self.source.rests(scene, self.monotonic)
+        seen = list(self.source.read(scene, Moment(self.monotonic, WALL + self.monotonic - 1000)))
+        if rests:
+            assert seen == self.last_readings  # it need not have been asked
+        self.last_readings = [one for one in seen if isinstance(one, Reading)]
+        return seen
+
+    def rests(self, *servers: Server) -> bool:
+        return self.source.rests(Scene(servers or (self.server,), ready=self.ready), self.monotonic + 1)
 
 
 def values(seen: list[Observation], name: str) -> dict[tuple[str, ...], float | str | None]:
@@ -356,23 +365,72 @@ def lines_now(node: Node) -> float:
 
 
 def test_a_turn_without_a_log_to_read_tells_all_again_and_looks_at_nothing(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    resting: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.ready = frozenset(("sglang-30000",))
-    node.read()
-    node.write(BUSY)
-    told = node.read()
-    looks = list[str]()
+    told, looks = resting.last_readings, list[str]()
     for name in ("stat", "lstat", "fstat", "pread", "open", "readlink", "scandir"):
         monkeypatch.setattr(os, name, partial(noted_call, looks, getattr(os, name)))
 
-    seen = node.read()
+    seen = resting.read()
     assert looks == []
-    node.monotonic += LOOK_SECONDS
-    node.read()
+    resting.monotonic += LOOK_SECONDS
+    resting.read()
 
-    assert [one for one in seen if isinstance(one, Reading)] == [one for one in told if isinstance(one, Reading)]
+    assert seen == told
     assert looks != []  # files may have come meanwhile
+
+
+@pytest.fixture
+def resting(node: Node) -> Node:
+    """A server that is ready, one of whose two processes wrote much, to a file that a pattern finds."""
+    processes = tuple(Process(ProcessId(pid, 100), name) for pid, name in ((8, "TP0"), (9, "TP1")))
+    node.server = replace(node.server, processes=processes)
+    patterned(node, "std*")
+    node.ready = frozenset(("sglang-30000",))
+    node.read()
+    node.write(BUSY)
+    node.read()
+    return node
+
+
+def test_while_every_log_rests_the_source_need_not_be_asked(resting: Node) -> None:
+    assert resting.rests()
+    resting.monotonic += LOOK_SECONDS - 1
+    assert not resting.rests()
+
+
+def test_files_that_are_named_are_not_looked_for_meanwhile(resting: Node) -> None:
+    patterned(resting, "stdout")
+    resting.read()
+
+    resting.monotonic += LOOK_SECONDS
+    assert resting.rests()
+    resting.monotonic += REST_SECONDS
+    assert not resting.rests()
+
+
+def test_what_changes_the_servers_or_a_folder_is_seen_in_the_turn_behind_it(resting: Node) -> None:
+    server = resting.server
+    other = replace(server, name="other", logs=())
+    changed = [
+        (replace(server, processes=server.processes[:1]),),
+        (server, other),
+        (other,),
+        (replace(server, logs=()),),
+    ]
+
+    assert [resting.rests(*servers) for servers in changed] == [False] * len(changed)
+    assert resting.rests(replace(server))
+    resting.source.folder_changed()
+    assert not resting.rests()
+
+
+def test_the_logs_of_a_server_that_is_not_ready_never_rest(resting: Node) -> None:
+    resting.ready = frozenset()
+    resting.monotonic += REST_SECONDS
+    resting.read()
+
+    assert not resting.rests()
 
 
 def noted_call(calls: list[str], function: Callable[..., object], *arguments: object, **named: object) -> object:

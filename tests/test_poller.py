@@ -132,6 +132,41 @@ def test_readings_that_are_as_they_were_are_the_very_same() -> None:
     assert other == (fallen, UNREADABLE)
 
 
+class Resting(Scripted):
+    """A source that says whether it has anything to do."""
+
+    does_rest = True
+
+    def rests(self, scene: Scene, at: float) -> bool:
+        return self.does_rest
+
+
+def test_a_source_that_rests_is_not_read_and_says_what_it_said_but_for_events() -> None:
+    clock = Clock()
+    polled = poller(source := Resting([ALIVE, UNREADABLE, Event(1.0, "s", "ready")], clock=clock), clock)
+    first = polled.turn()
+    clock.now += 5.0
+    second = polled.turn()
+
+    assert source.reads == 1  # the first read there was nothing to say again
+    assert (len(first.events), second.events) == (1, ())
+    assert second.readings is first.readings
+    assert (second.started, second.wall, second.error) == (1005.25, 1_700_000_000.0, None)
+    assert polled.read_errors() == {"permission": 2}
+    assert (polled.finished, polled.health().last_success) == (2, 1005.25)
+    source.does_rest = False
+    polled.turn()
+    assert source.reads == 2
+
+
+def test_a_source_that_failed_is_read_whatever_it_says() -> None:
+    polled = poller(source := Resting(OSError("gone"), [ALIVE]))
+    polled.turn()
+
+    assert (polled.turn().readings, source.reads) == ((ALIVE,), 2)
+    assert polled.read_errors() == {"error": 1}
+
+
 def test_before_the_first_read_nothing_is_known() -> None:
     health = poller(Scripted([])).health()
 

@@ -80,6 +80,7 @@ class Poller:
         self._scene, self._notify, self._monotonic, self._wall = scene, notify, monotonic, wall
         self._results: list[Result] = []
         self._errors: Counter[str] = Counter()
+        self._missing: list[str] = []  # why which readings of the last read have no value
         self._changed = threading.Condition()
         self._stopping = False
         self._has_ended = self._is_left = False
@@ -167,37 +168,52 @@ class Poller:
         return result
 
     def read_once(self) -> Result:
-        """One read, measured and guarded."""
+        """One read, measured and guarded; a source that rests is not read, and says what it said last."""
         started = self._in_flight = self._monotonic()
         cpu = time.thread_time()
         seen: list[Observation] = []
         wall = self._wall()
         try:
-            seen.extend(self.source.read(self._scene(), Moment(started, wall)))  # up to a failure, too
-            result = sort(self.source.name, seen, started, self._monotonic)
+            if (result := self._as_before(scene := self._scene(), started)) is None:
+                seen.extend(self.source.read(scene, Moment(started, wall)))  # up to a failure, too
+                result = sort(self.source.name, seen, started, self._monotonic)
         except Exception as error:  # the one broad catch: a broken source must not stop the others
             result = self._failed(error, seen, started)
             self._errors["error"] += 1
             if self._last is None or self._last.error is None:
                 log.warning("source failed", exc_info=True, extra={"source": self.source.name})
         else:
-            self._errors.update([reading.reason for reading in result.readings if reading.reason])
+            result = self._counted(result)
             if not getattr(self.source, "incomplete", False):
                 self._last_success = result.finished
             if self._last is not None and self._last.error is not None:
                 log.info("source works again", extra={"source": self.source.name})
-        readings = result.readings
-        if self._last is not None and readings == self._last.readings:
-            readings = self._last.readings  # the very same: who takes them sees at once that nothing changed
-        result = replace(result, readings=readings, cpu_seconds=time.thread_time() - cpu, wall=wall)
+        result = replace(result, cpu_seconds=time.thread_time() - cpu, wall=wall)
         self._overdue = getattr(self.source, "in_flight_since", None)
         self._incomplete = getattr(self.source, "incomplete", False)
         self._in_flight, self._last = None, result
         self.finished += 1
         return result
 
+    def _as_before(self, scene: Scene, at: float) -> Result | None:
+        """The readings of the last read once more, when the source says that they still hold."""
+        last, rests = self._last, getattr(self.source, "rests", None)
+        if last is None or last.error is not None or rests is None or not rests(scene, at):
+            return None
+        return Result(last.source, at, self._monotonic(), readings=last.readings)
+
+    def _counted(self, result: Result) -> Result:
+        """Count what could not be read.  Readings that did not change are the very same, so that all can tell."""
+        if self._last is None or result.readings != self._last.readings:
+            self._missing = [reading.reason for reading in result.readings if reading.reason]
+        elif result.readings is not self._last.readings:
+            result = replace(result, readings=self._last.readings)
+        self._errors.update(self._missing)
+        return result
+
     def _failed(self, error: Exception, seen: list[Observation], started: float) -> Result:
         """No readings; but lines that were read from a log are not read again, so their events are kept."""
+        self._missing = []
         kept = [observation for observation in seen if isinstance(observation, Event | RankName)]
         return replace(
             sort(self.source.name, kept, started, self._monotonic),

@@ -49,7 +49,8 @@ class Source(Protocol):
     to look sooner than its interval; `in_flight_since`, the monotonic time at which a call began that its last read
     did not wait for; `incomplete`, true when that read got nothing of what it asked for; `absent`, true while there
     is nothing on this node that it could read; `mean_seconds`, how far apart two reads must be for its means to be
-    of use.
+    of use; `rests(scene, at)`, whether a read at `at` (monotonic) would yield the readings of the last one and nothing
+    else.
     """
 
     name: ClassVar[str]

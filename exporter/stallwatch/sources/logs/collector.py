@@ -119,6 +119,12 @@ class Logs:
         self.past.note(self._servers, now)
         self._look_out()
 
+    def rests(self, scene: Scene, at: float) -> bool:
+        """Whether no log is to be read at `at`, nothing is to be looked for, and the servers are who they were."""
+        if self._changes_seen != self._changes or len(scene.servers) != len(self._servers):
+            return False
+        return all(self._is_calm(server, at) for server in scene.servers)
+
     def folder_changed(self) -> None:
         self._changes += 1
         if self.wake is not None:

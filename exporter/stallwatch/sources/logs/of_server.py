@@ -62,7 +62,7 @@ class ServerLogs:
         calm = self.calm
         if calm is None or self.arranged is None or self.absent_turns:
             return False
-        return at < calm.until and server == self.server
+        return at < calm.until and (server is self.server or server == self.server)
 
     def calm_until(self) -> float:
         """When a log is to be read next, or files are to be looked for (monotonic seconds)."""

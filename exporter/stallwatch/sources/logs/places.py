@@ -21,7 +21,7 @@ from ..untrusted_paths import matching, names_in
 from .guard import Questions
 
 LOOK_SECONDS = 3.0
-FILE_LOOKS = 5
+FILE_SECONDS = 5 * LOOK_SECONDS
 """What was a file is looked at only as often as this whether it is a folder by now."""
 GONE_LOOKS = 2
 """A file missing on so many looks in a row is given up."""
@@ -55,12 +55,12 @@ class LogPlaces:
         self._far: dict[str, str | None] = {}  # path or pattern -> mount, as of the last look
         self._kind: dict[str, bool | None] = {}  # far path -> whether it is a folder; None = not known yet
         self._plain: set[str] = set()  # near paths that are no folder but a file
-        self._looks = 0
+        self._files_from = float("-inf")  # since when what is a file is known to be one
         self._files: dict[str, _File] = {}  # by path
         self._known: set[Identity] = set()
         self._covered: set[str] = set()  # patterns that found files of other places
         self._patterns: tuple[LogPlace, ...] = ()
-        self._looked_at = float("-inf")
+        self._looked_at, self._lasts = float("-inf"), LOOK_SECONDS  # when, and for how long that holds
         self._asked: tuple[LogPlace, ...] = ()
         self._answer: tuple[LogPlace, ...] = ()  # to the places that were asked for last
         self.given_up: tuple[str, ...] = ()
@@ -71,25 +71,31 @@ class LogPlaces:
         By `timeout` while it is not known what it finds, or whether it is a folder.
         One file more than allowed is told of, so that the excess shows.  `at` in monotonic seconds.
         """
-        is_due, self.given_up = at - self._looked_at >= LOOK_SECONDS, ()
+        is_due, self.given_up = at - self._looked_at >= self._lasts, ()
         asked = tuple(places)
         if not is_due and asked == self._asked and not any(self._far.values()):
             return self._answer
         if is_due:
-            self._looked_at, self._far, self._looks = at, {}, self._looks + 1
-            if self._looks % FILE_LOOKS == 0:
+            self._looked_at, self._far = at, {}
+            if at - self._files_from >= FILE_SECONDS:
+                self._files_from = at
                 self._plain.clear()
         patterns = tuple(place for place in places if self._is_pattern(place, is_due))
         if patterns != self._patterns or (patterns and is_due):
             self._patterns, self._looked_at = patterns, at
             self._look([place for place in places if place not in patterns])
         self._asked, self._answer = asked, tuple(file for place in places for file in self._of(place))
+        self._lasts = FILE_SECONDS if all(map(self._is_one_file, places)) else LOOK_SECONDS
         return self._answer
 
     @property
     def holds_until(self) -> float:
         """Before that (monotonic seconds) the same places are the same files."""
-        return float("-inf") if any(self._far.values()) else self._looked_at + LOOK_SECONDS
+        return float("-inf") if any(self._far.values()) else self._looked_at + self._lasts
+
+    def _is_one_file(self, place: LogPlace) -> bool:
+        """Whether a place is no pattern, and its path was a file when it was looked at."""
+        return bool(place.reason or place.inode) or place.path in self._plain
 
     def _of(self, place: LogPlace) -> Iterator[LogPlace]:
         if place not in self._patterns:
