@@ -52,7 +52,10 @@ BUSY_CORES = 0.05
 MOST_NOVEL_LINES = 10
 """Novel lines that may carry the log channel in a row, with nothing else moving."""
 
-_FLOORS: Mapping[tuple[str, str], Floor] = {(floor.signal.name, floor.kind): floor for floor in FLOORS}
+_FLOORS: Mapping[str, Mapping[str, Floor]] = {
+    floor.signal.name: {other.kind: other for other in FLOORS if other.signal == floor.signal} for floor in FLOORS
+}
+"""Signal -> value of its `kind` label, or "" -> floor."""
 _TWO_WAYS = frozenset((signals.RESIDENT_MEMORY.name,))
 _SAME_START_SECONDS = 0.5
 
@@ -150,10 +153,8 @@ class Timeline:
         `measured`: the same moment on a clock that counts our own pauses too (default: there was none).
         """
         look, batch = Look(at, interval, at if measured is None else measured), Batch()
-        for reading in readings:
-            put = _PUTS.get(reading.signal.name)
-            if put is not None:  # else it is exported, and no verdict looks at it
-                put(self, reading, look, batch)
+        for reading in [reading for reading in readings if reading.signal.name in _PUTS]:
+            _PUTS[reading.signal.name](self, reading, look, batch)
         self.cards.settle(at)
         for (server, rank), counts in batch.threads.items():
             if (timeline := self._servers.get(server)) is not None:
@@ -175,41 +176,49 @@ class Timeline:
     def _put_call(self, reading: Reading, look: Look, batch: Batch) -> None:
         self.cards.call.put(reading.value, reading.reason, look.at, look.interval, look.measured)
 
-    def _put_one(self, reading: Reading, look: Look, batch: Batch) -> None:
+    def _put_threads(self, reading: Reading, look: Look, batch: Batch) -> None:
+        server, rank, wait = reading.labels
+        batch.threads.setdefault((server, rank), {})[wait] = reading.value
+
+    def _put_main(self, reading: Reading, look: Look, batch: Batch) -> None:
+        server, rank, wait = reading.labels
+        batch.main[server, rank] = wait
+
+    def _put_start(self, reading: Reading, look: Look, batch: Batch) -> None:
+        if reading.value is not None:
+            self._begin(reading.labels[0], reading.value, look.at)
+        self._put_one(reading, look, batch)
+
+    def _put_demand(self, reading: Reading, look: Look, batch: Batch) -> None:
+        if self._put_one(reading, look, batch):
+            batch.asked.add(reading.labels[0])
+
+    def _put_children(self, reading: Reading, look: Look, batch: Batch) -> None:
+        if self._put_one(reading, look, batch):
+            batch.parents.add(reading.labels[0])
+
+    def _put_one(self, reading: Reading, look: Look, batch: Batch) -> bool:
+        """Take a reading that stands for itself; False when it is of no server that is there."""
         signal, labels, value = reading.signal, reading.labels, reading.value
         name = signal.name
-        if name == signals.THREADS.name:
-            batch.threads.setdefault((labels[0], labels[1]), {})[labels[2]] = value
-            return
-        if name == signals.MAIN_THREAD.name:
-            batch.main[labels[0], labels[1]] = labels[2]
-            return
-        if name == signals.SERVER_START.name and value is not None:
-            self._begin(labels[0], value, look.at)
         timeline = self._servers.get(labels[0])
         if timeline is None:
-            return
-        tracks = timeline.tracks.get(name)
-        if tracks is None:
-            tracks = timeline.tracks[name] = {}
-        track = tracks.get(labels)
-        if track is None:
-            track = tracks[labels] = Track()
+            return False
+        try:
+            track = timeline.tracks[name][labels]
+        except KeyError:
+            track = timeline.tracks.setdefault(name, {}).setdefault(labels, Track())
         before = track.known
         track.put(value, reading.reason, look.at, look.interval, look.measured)
-        if name in _DEMAND:
-            batch.asked.add(labels[0])
-        elif name == signals.CHILD_CPU.name:
-            batch.parents.add(labels[0])
         if (note := _NOTES.get(name)) is not None:
             note(timeline, track, reading, before, look)
         if value is None:
-            return
-        if signal.kind == "counter" and before is not None and value < before:
+            return True
+        if before is not None and value < before and signal.kind == "counter":
             track.begins_anew(look.at)
-        floor = _FLOORS.get((name, labels[2] if len(labels) > 2 else ""))
-        if floor is not None:
+        if name in _FLOORS and (floor := _FLOORS[name].get(labels[2] if len(labels) > 2 else "")) is not None:
             self._gather(timeline, track, floor, labels, value, look.at)
+        return True
 
     def _card_moved(self, server: str, channel: str, at: float, rank: str | None) -> None:
         timeline = self._servers.get(server)
@@ -422,8 +431,8 @@ def _note_root(timeline: ServerTimeline, track: Track, reading: Reading, before:
 
 
 def _note_log_bytes(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
-    if before is not None and reading.value is not None:
-        timeline.logged += max(0.0, reading.value - before)
+    if before is not None and reading.value is not None and reading.value > before:
+        timeline.logged += reading.value - before
 
 
 def _note_timeouts(timeline: ServerTimeline, track: Track, reading: Reading, before: float | None, look: Look) -> None:
@@ -467,21 +476,27 @@ _NOTES: Mapping[str, Note] = {
 }
 """Signal -> (timeline, its track, the reading, the last known value before, when)."""
 
-_DEMAND = frozenset(signal.name for signal in DEMAND)
+Put = Callable[[Timeline, Reading, Look, Batch], object]
 
-
-Put = Callable[[Timeline, Reading, Look, Batch], None]
+_OWN_PUTS: Mapping[str, Put] = {
+    signals.THREADS.name: Timeline._put_threads,
+    signals.MAIN_THREAD.name: Timeline._put_main,
+    signals.SERVER_START.name: Timeline._put_start,
+    signals.CHILD_CPU.name: Timeline._put_children,
+    **{signal.name: Timeline._put_demand for signal in DEMAND},
+    signals.RANK_INFO.name: Timeline._put_card,
+    signals.OOM_KILLS.name: Timeline._put_kills,
+    signals.GPU_CALL_IN_FLIGHT.name: Timeline._put_call,
+}
 
 
 def _put_of(signal: Signal) -> Put | None:
     """Who takes the readings of a signal; None for one that is about nothing a verdict looks at."""
+    if signal.name in _OWN_PUTS:
+        return _OWN_PUTS[signal.name]
     if signal.labels[:1] == ("server",) and signal.kind != "info":
         return Timeline._put_one
-    if signal.labels[:1] == ("gpu",) or signal.name == signals.RANK_INFO.name:
-        return Timeline._put_card
-    return {signals.OOM_KILLS.name: Timeline._put_kills, signals.GPU_CALL_IN_FLIGHT.name: Timeline._put_call}.get(
-        signal.name
-    )
+    return Timeline._put_card if signal.labels[:1] == ("gpu",) else None
 
 
 _PUTS: Mapping[str, Put] = {

@@ -32,17 +32,22 @@ class Track:
 
     def put(self, value: float | None, reason: str | None, at: float, interval: float, measured: float) -> None:
         """Take one reading.  `measured`: the same moment on a clock that counts our pauses, for rates."""
-        gap = 0.0 if self.read_at is None else at - self.read_at
+        earlier, gap = self.read_at, 0.0
         real_gap = measured - self._measured
-        neighbours = self.read_at is not None and value is not None and self.value is not None and real_gap > 0
-        self.rate = (value - self.value) / real_gap if neighbours else None  # type: ignore[operator]
+        self.rate = None
+        if earlier is not None:
+            gap = at - earlier
+            if value is not None and self.value is not None and real_gap > 0:
+                self.rate = (value - self.value) / real_gap
+            self.is_followed = self.is_followed or gap > 0
         self._rate_seconds = real_gap
-        self.usual_gap = usual(self.usual_gap, gap, interval)
-        self.is_followed = self.is_followed or gap > 0
+        if gap > interval or self.usual_gap != interval:  # else it stays what it is, as nearly always
+            self.usual_gap = usual(self.usual_gap, gap, interval)
         self.value, self.reason, self.read_at, self._measured = value, reason, at, measured
         if value is not None:
             self.known, self.known_at = value, at
-            self.known_since = at if self.known_since is None else self.known_since
+            if self.known_since is None:
+                self.known_since = at
 
     def rate_over(self, least_seconds: float) -> float | None:
         """The rate as if so much time lay between the readings at least.
