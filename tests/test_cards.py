@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -613,6 +613,50 @@ def test_what_was_read_together_with_a_new_start_is_of_that_start() -> None:
     assert node.moves == []
     assert node.channels()["gpu_utilization"] is True
     assert twin.channels()["gpu_utilization"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "channel", "before", "after"),
+    [
+        pytest.param(
+            lambda node: node.cards.put(tie(server="other"), node.at, STEP, node.at), "gpu_bus", True, False, id="put"
+        ),
+        pytest.param(lambda node: node.cards.forget("other"), "gpu_utilization", False, True, id="over"),
+        pytest.param(
+            lambda node: [node.cards.recall(words, IDLE) for words in node.cards.wanted()],
+            "gpu_power",
+            False,
+            True,
+            id="kept",
+        ),
+    ],
+)
+def test_a_change_is_seen_at_the_very_moment_at_which_was_asked_before(
+    change: Callable[[Node], object], channel: str, before: bool, after: bool
+) -> None:
+    """An answer is kept for as long as nothing is told."""
+    node = watched(util=0.5, power=WORK, limit=LIMIT, receive=1.0, transmit=1.0)
+    if channel == "gpu_utilization":
+        node.look(tie(server="other"), at=node.at)
+    assert node.channels()[channel] is before
+
+    change(node)
+
+    assert node.channels()[channel] is after
+
+
+def test_a_settling_is_seen_at_the_very_moment_at_which_was_asked_before() -> None:
+    """What a look at the power says is known when it is settled."""
+    node = Node()
+    node.look(tie(), *card(power=WORK, limit=LIMIT, idle=IDLE))
+    for reading in card(power=WORK):
+        node.cards.put(reading, 5.0, STEP, 5.0)
+    node.at = 5.0
+    assert node.channels()["gpu_power"] is False
+
+    node.cards.settle(5.0)
+
+    assert node.channels()["gpu_power"] is True
 
 
 # --- at rest -----------------------------------------------------------------------------------------------

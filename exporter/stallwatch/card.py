@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from . import signals
@@ -402,7 +402,7 @@ class Card:
         """Whether any of these figures is readable."""
         return any(self.figures[name].value(now) is not None for name in names)
 
-    def knows_held(self, server: str, now: float) -> bool:
-        """Whether it is read how much every rank of the server holds on it."""
-        holders = [(server, rank) for rank in self.ranks_of(server, now)]
-        return all(holder in self.held and self.held[holder].value(now) is not None for holder in holders)
+    def knows_held(self, server: str, ranks: Iterable[str], now: float) -> bool:
+        """Whether it is read how much each of these ranks of the server holds on it."""
+        held = self.held
+        return all((server, rank) in held and held[server, rank].value(now) is not None for rank in ranks)

@@ -29,7 +29,7 @@ _MOVES: Mapping[str, Callable[[Card, float, float], bool]] = {
 }
 """Channel -> whether the card's own figures moved (card, time, window)."""
 
-_STRONG_MOVES = tuple(channel for channel in _MOVES if channel not in AMBIGUOUS_CHANNELS)
+_STRONG_MOVES = frozenset(channel for channel in _MOVES if channel not in AMBIGUOUS_CHANNELS)
 
 _READABLE: Mapping[str, Callable[[Card, float], bool]] = {
     "gpu_memory": lambda card, now: card.reads(now, (signals.GPU_MEMORY_USED.name,)),
@@ -55,6 +55,25 @@ class Spin:
     is_proven: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A card that a server uses, as of one moment."""
+
+    gpu: str
+    card: Card
+    ranks: frozenset[str]  # of the server
+    is_alone: bool  # nobody else is on the card
+    readable: frozenset[str]  # the GPU channels of the server that can be read on it
+
+
+def _use(gpu: str, card: Card, server: str, now: float) -> Use:
+    ranks, is_alone = frozenset(card.ranks_of(server, now)), card.is_alone(server, now)
+    readable = [channel for channel, is_read in _READABLE.items() if is_alone and is_read(card, now)]
+    if card.knows_held(server, ranks, now):
+        readable.append("gpu_memory")
+    return Use(gpu, card, ranks, is_alone, frozenset() if card.is_lost(now) else frozenset(readable))
+
+
 class Cards:
     """All cards of the node.  Feed it with `put`, then `settle`; ask `channel`, `at_rest`, `spins`, `lost` …"""
 
@@ -78,6 +97,7 @@ class Cards:
         self._pids: dict[Holder, frozenset[str]] = {}
         self._pids_said: dict[Holder, set[str]] = {}  # since the last settling
         self._reading_at: float | None = None  # time of the result that is not settled yet
+        self._last_uses: tuple[str, float, list[Use]] | None = None  # of whom, when; until anything is put, or over
 
     def __len__(self) -> int:
         return len(self._cards)
@@ -87,7 +107,7 @@ class Cards:
 
         `interval`: how often that source looks, in seconds.  `measured`: `at` on a clock that counts our pauses.
         """
-        self._reading_at, name = at, reading.signal.name
+        self._reading_at, self._last_uses, name = at, None, reading.signal.name
         if name == signals.RANK_INFO.name:
             self._put_tie(reading, at, interval, measured)
         elif name == signals.GPU_PROCESS_MEMORY.name:
@@ -135,6 +155,7 @@ class Cards:
 
     def settle(self, at: float) -> None:
         """Draw what the readings put since the last time say together; once after each result."""
+        self._last_uses = None
         for holder, pids in self._pids_said.items():
             if pids.isdisjoint(self._pids.get(holder, pids)):
                 self._replace(holder, at)
@@ -168,7 +189,7 @@ class Cards:
             window, ranks = self._window_of(owner), card.ranks_of(owner, at)
             moves = [channel for channel, has_moved in _MOVES.items() if has_moved(card, at, window)]
             for channel in moves if is_same else ():
-                if channel != "gpu_memory" or not card.knows_held(owner, at):
+                if channel != "gpu_memory" or not card.knows_held(owner, ranks, at):
                     self._moved(owner, channel, at, next(iter(ranks)) if len(ranks) == 1 else None)
         if card.rests(at) is False:
             card.worked_at = at
@@ -208,44 +229,36 @@ class Cards:
         """
         if not self._gpus.get(server):
             return None
-        readable = [self._is_readable(card, server, channel, now) for card in self._present(server, now)]
+        readable = [channel in use.readable for use in self._present(server, now)]
         return any(readable) if channel in AMBIGUOUS_CHANNELS else bool(readable) and all(readable)
 
     def unread(self, server: str, now: float) -> dict[str, frozenset[str]]:
         """Rank -> the strong channels in which a card of it cannot be read, or not for this server."""
         found: dict[str, frozenset[str]] = {}
-        for card in self._present(server, now):
-            unread = frozenset(each for each in _STRONG_MOVES if not self._is_readable(card, server, each, now))
-            for rank in card.ranks_of(server, now):
+        for use in self._present(server, now):
+            unread = _STRONG_MOVES - use.readable
+            for rank in use.ranks:
                 found[rank] = found.get(rank, frozenset()) | unread
         return found
-
-    @staticmethod
-    def _is_readable(card: Card, server: str, channel: str, now: float) -> bool:
-        if card.is_lost(now):
-            return False
-        if channel == "gpu_memory" and card.knows_held(server, now):
-            return True
-        return card.is_alone(server, now) and _READABLE[channel](card, now)
 
     def of_ranks(self, server: str, now: float) -> dict[str, tuple[GpuState, ...]]:
         """Rank -> the cards it uses now, for people; in no order."""
         found: dict[str, tuple[GpuState, ...]] = {}
-        for gpu in sorted(self._gpus.get(server, ())):
-            card = self._cards[gpu]
-            for rank in card.ranks_of(server, now):
-                found[rank] = (*found.get(rank, ()), card.state(gpu, (server, rank), now))
+        for use in self._uses(server, now):
+            for rank in use.ranks:
+                found[rank] = (*found.get(rank, ()), use.card.state(use.gpu, (server, rank), now))
         return found
 
     def at_rest(self, server: str, now: float) -> bool | None:
         """Whether every card of the server was at rest, or spun at idle power, for a window; None = not known."""
-        rests = [self._rests(card, server, now) for card in self._present(server, now)]
+        rests = [self._rests(use, server, now) for use in self._present(server, now)]
         if False in rests:
             return False
         return True if rests and None not in rests else None
 
-    def _rests(self, card: Card, server: str, now: float) -> bool | None:
-        if not card.is_alone(server, now):
+    def _rests(self, use: Use, server: str, now: float) -> bool | None:
+        card = use.card
+        if not use.is_alone:
             return None
         if card.worked_at is not None and now - card.worked_at <= self._window_of(server):
             return False
@@ -256,12 +269,12 @@ class Cards:
     def spins(self, server: str, now: float) -> tuple[Spin, ...]:
         """Ranks of the server whose cards spin, each with its longest spin."""
         window, found = self._window_of(server), dict[str, Spin]()
-        for card in self._present(server, now):
-            age = card.spin_age(now)
-            if age is None or not card.is_alone(server, now):
+        for use in self._present(server, now):
+            age = use.card.spin_age(now)
+            if age is None or not use.is_alone:
                 continue
-            for rank in card.ranks_of(server, now):
-                spin, other = Spin(rank, age, card.is_proven_spin(now, window)), found.get(rank)
+            for rank in use.ranks:
+                spin, other = Spin(rank, age, use.card.is_proven_spin(now, window)), found.get(rank)
                 if other is None or (other.is_proven, other.age) < (spin.is_proven, age):
                     found[rank] = spin
         return tuple(found[rank] for rank in sorted(found))
@@ -269,7 +282,7 @@ class Cards:
     def works(self, server: str, now: float) -> bool:
         """Whether a card of the server was seen neither at rest nor spinning within a window."""
         window = self._window_of(server)
-        seen = [card.worked_at for card in self._present(server, now) if card.is_alone(server, now)]
+        seen = [use.card.worked_at for use in self._present(server, now) if use.is_alone]
         return any(at is not None and now - at <= window for at in seen)
 
     def lost(self, server: str, now: float) -> tuple[tuple[float, str], ...]:
@@ -285,7 +298,7 @@ class Cards:
     def driver_hangs(self, server: str, now: float) -> bool:
         """Whether the driver has not answered for a window: for a card of the server, or, while none is known that
         can be read, for whoever asked."""
-        window, present = self._window_of(server), self._present(server, now)
+        window, present = self._window_of(server), [use.card for use in self._present(server, now)]
         if any((age := card.silent_age(now)) is not None and age >= window for card in present):
             return True
         in_flight = self.call.value if self.call.is_fresh(now) else None
@@ -294,14 +307,15 @@ class Cards:
     def why_unreadable(self, server: str, now: float) -> str:
         """Why a channel of the server cannot be read: one of READ_REASONS, `shared` when others are on its cards, else
         `learning`: what they take at rest is not known yet (only power needs that)."""
-        for card in self._present(server, now):
+        for use in self._present(server, now):
+            card = use.card
             figures = [
                 card.of(signal) for signal in (signals.GPU_LOST, signals.GPU_MEMORY_USED, signals.GPU_UTILIZATION)
             ]
             reasons = [each.track.reason for each in figures if each.track.is_fresh(now) and each.track.reason]
             if reasons or card.is_lost(now):
                 return reasons[0] if reasons else "gpu_lost"
-            if not card.is_alone(server, now):
+            if not use.is_alone:
                 return "shared"
         return "learning"
 
@@ -332,6 +346,7 @@ class Cards:
 
     def recall(self, words: Words, watts: float) -> None:
         """Put back what was kept; what was learned since then is newer."""
+        self._last_uses = None
         kind, gpu = words[0], str(words[1])
         card = self._cards.get(gpu)
         if kind == _IDLE:
@@ -345,6 +360,7 @@ class Cards:
 
     def forget(self, server: str) -> None:
         """The start of the server is over.  What the result says that is being put now is of the next one."""
+        self._last_uses = None
         for card in self._of(server):
             card.users = frozenset(holder for holder in card.users if holder[0] != server)
             for holders in (card.ties, card.held):
@@ -364,9 +380,16 @@ class Cards:
     def _of(self, server: str) -> list[Card]:
         return [self._cards[gpu] for gpu in sorted(self._gpus.get(server, ()))]
 
-    def _present(self, server: str, now: float) -> list[Card]:
+    def _present(self, server: str, now: float) -> list[Use]:
         """The cards the server uses now, in order of their names; of a divided one its instances."""
-        return [card for card in self._of(server) if not card.is_parent and card.ranks_of(server, now)]
+        return [use for use in self._uses(server, now) if use.ranks and not use.card.is_parent]
+
+    def _uses(self, server: str, now: float) -> list[Use]:
+        """How the server uses each card that is or was its own; a verdict and its report ask a dozen times."""
+        if self._last_uses is None or self._last_uses[:2] != (server, now):
+            gpus = sorted(self._gpus.get(server, ()))
+            self._last_uses = server, now, [_use(gpu, self._cards[gpu], server, now) for gpu in gpus]
+        return self._last_uses[2]
 
 
 def _among(holders: dict[Holder, Figure], holder: Holder, at: float) -> Figure | None:
