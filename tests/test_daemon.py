@@ -5,6 +5,7 @@ The pollers are real; their threads are started only where a test is about threa
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -605,9 +606,10 @@ def restarted(before: Node, down: float) -> Node:
     """The next process, `down` seconds later; the server is what it was."""
     node = Node()
     document = before.daemon.remembered()
+    assert document is not None
     node.daemon._memory = Memory(seal, "boot")
     node.now = before.now + down
-    assert node.daemon._memory.load(document, node.now) is None
+    assert node.daemon._memory.load(json.loads(document.text()), node.now) is None
     node.feed.of, node.feed.last_look = before.feed.of, before.feed.last_look
     node.feed.ranks, node.feed.waits, node.feed.log_bytes = before.feed.ranks, before.feed.waits, before.feed.log_bytes
     return node

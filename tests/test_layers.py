@@ -138,9 +138,9 @@ ALLOWED: Mapping[str, str] = {
     "poller": "model signals config sources",
     "kept": "model signals startup tracks server_timeline timeline deadlines restarts episodes",
     "memory": "model signals tracks idle_power cards server_timeline timeline learned episodes kept",
-    "state_file": "descriptors",
+    "state_file": "descriptors kept",
     "daemon": "model signals bell clock config frameworks sources sources.* server_timeline timeline deadlines"
-    " verdict.* episodes poller memory rights",
+    " verdict.* episodes poller kept memory rights",
     # From the Report to whoever reads it.
     "derived": "model signals config",
     "exposition": ". model derived printable",

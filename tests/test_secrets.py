@@ -579,7 +579,7 @@ def life(tmp_path_factory: pytest.TempPathFactory, talkative: int) -> Iterator[L
     http = serve_http(published, ["127.0.0.1:0"], reload=lambda: "the file is wrong")
     try:
         url = f"http://{http.addresses[0]}"
-        told = json.dumps(remembered), "\n".join(kept.lines)
+        told = remembered.text(), "\n".join(kept.lines)
         yield Life(machine, report, config_file, state_folder, *told, recording, url)
     finally:
         http.stop()

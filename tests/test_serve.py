@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 
 from stallwatch.assembly import Settings, make_daemon
 from stallwatch.config import Config
-from stallwatch.model import Report, Verdict
+from stallwatch.model import Report, ServerReport, Verdict
 from stallwatch.presentation import document, verdict_line
 from stallwatch.serve import (
     Keeper,
@@ -55,18 +55,20 @@ def test_a_verdict_is_said_when_it_changes(report: Report, capsys: pytest.Captur
     assert said(speaker, changed(report, "working"), capsys) == []
 
 
-@pytest.mark.parametrize("part", ["state", "reason", "suspect_rank", "phase"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda server: replace(server, verdict=replace(server.verdict, state="failed")),
+        lambda server: replace(server, verdict=replace(server.verdict, reason="exited")),
+        lambda server: replace(server, verdict=replace(server.verdict, suspect_rank="TP7")),
+        lambda server: replace(server, phase="compiling"),
+    ],
+)
 def test_each_part_of_what_is_said_is_said_when_it_changes(
-    part: str, report: Report, capsys: pytest.CaptureFixture[str]
+    change: Callable[[ServerReport], ServerReport], report: Report, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = report.servers
-    parts = {"state": "failed", "reason": "exited", "suspect_rank": "TP7"}
-    other = (
-        replace(first, phase="compiling")
-        if part == "phase"
-        else replace(first, verdict=replace(first.verdict, **{part: parts[part]}))
-    )
-    later = replace(report, servers=(other, second))
+    later = replace(report, servers=(change(first), second))
     speaker = Speaker()
     said(speaker, report, capsys)
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stallwatch import state_file
+from stallwatch.kept import Document, json_text
 from stallwatch.state_file import (
     CORRUPT,
     KEY,
@@ -37,6 +38,13 @@ from stallwatch.state_file import (
 
 DOCUMENT: Mapping[str, Any] = {"boot": "b", "servers": [{"name": "0a", "saved": 12.5, "starts": 2}], "startups": []}
 SOON = 60.0
+
+
+def state(**changed: Any) -> Document:
+    """DOCUMENT, with other parts, as it is given to be written."""
+    rest = {**DOCUMENT, **changed}
+    servers = tuple(map(json_text, rest.pop("servers")))
+    return Document(servers, rest)
 
 
 @pytest.fixture
@@ -61,7 +69,7 @@ def mode(path: Path) -> int:
 def test_what_was_written_is_read_by_the_next_process(place: Path) -> None:
     first = StateFolder(str(place))
     assert first.read() is None
-    first.write(DOCUMENT)
+    first.write(state())
     sealed = first.seal("name", "vllm-8000")
     first.close()
     second = StateFolder(str(place))
@@ -72,7 +80,7 @@ def test_what_was_written_is_read_by_the_next_process(place: Path) -> None:
 
 
 def test_only_we_may_read_what_is_there(folder: StateFolder, place: Path) -> None:
-    folder.write(DOCUMENT)
+    folder.write(state())
 
     assert {path.name: mode(path) for path in place.iterdir()} == {STATE: 0o600, KEY: 0o600, LOCK: 0o600}
     assert mode(place) == 0o700
@@ -92,7 +100,7 @@ def test_servers_beyond_the_bound_are_left_out_the_least_urgent_first(
     folder: StateFolder, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        folder.write({**DOCUMENT, "servers": [{"name": str(n), "fill": "x" * 10_000} for n in range(200)]})
+        folder.write(state(servers=[{"name": str(n), "fill": "x" * 10_000} for n in range(200)]))
 
     assert (place / STATE).stat().st_size <= LARGEST_BYTES
     kept = folder.read()["servers"]
@@ -105,7 +113,7 @@ def test_a_server_that_is_too_large_itself_takes_no_room_from_the_others(folder:
     """One of some hundred ranks may be."""
     small = [{"name": "b"}, {"name": "c"}]
 
-    folder.write({**DOCUMENT, "servers": [{"name": "a", "fill": "x" * LARGEST_BYTES}, *small]})
+    folder.write(state(servers=[{"name": "a", "fill": "x" * LARGEST_BYTES}, *small]))
 
     assert folder.read()["servers"] == small
 
@@ -113,14 +121,14 @@ def test_a_server_that_is_too_large_itself_takes_no_room_from_the_others(folder:
 def test_a_write_that_fails_leaves_the_old_document(
     folder: StateFolder, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.write(DOCUMENT)
+    folder.write(state())
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        folder.write({**DOCUMENT, "boot": "other"})
+        folder.write(state(boot="other"))
 
     assert folder.read() == DOCUMENT
     assert not (place / NEW).exists()
@@ -128,7 +136,7 @@ def test_a_write_that_fails_leaves_the_old_document(
 
 def test_what_a_killed_process_left_half_written_is_no_obstacle(folder: StateFolder, place: Path) -> None:
     (place / NEW).write_text("half")
-    folder.write(DOCUMENT)
+    folder.write(state())
 
     assert folder.read() == DOCUMENT
 
@@ -138,7 +146,7 @@ def test_what_a_killed_process_left_half_written_is_no_obstacle(folder: StateFol
 
 def written(place: Path) -> bytes:
     folder = StateFolder(str(place))
-    folder.write(DOCUMENT)
+    folder.write(state())
     folder.close()
     return (place / STATE).read_bytes()
 
@@ -173,7 +181,7 @@ def test_what_is_no_state_of_ours_is_set_aside_with_one_warning(
     assert (place / CORRUPT).read_bytes() == content
     assert not (place / STATE).exists()
     assert folder.read() is None
-    folder.write(DOCUMENT)
+    folder.write(state())
     assert folder.read() == DOCUMENT
 
 
@@ -224,7 +232,7 @@ def test_no_link_is_followed(name: str, place: Path, tmp_path: Path) -> None:
     folder = StateFolder(str(place))
 
     assert folder.read() is None
-    folder.write(DOCUMENT)
+    folder.write(state())
     assert folder.read() == DOCUMENT
     assert not (place / name).is_symlink()
     assert elsewhere.exists()
@@ -235,7 +243,7 @@ def test_a_fifo_in_place_of_the_document_holds_nobody_up(folder: StateFolder, pl
     os.mkfifo(place / STATE)
 
     assert folder.read() is None
-    folder.write(DOCUMENT)
+    folder.write(state())
     assert folder.read() == DOCUMENT
 
 
@@ -252,7 +260,7 @@ def test_random_bytes_are_no_state(folder: StateFolder, place: Path, content: by
 def test_a_changed_document_is_read_as_it_was_or_not_at_all(
     folder: StateFolder, place: Path, where: int, byte: int, how: str
 ) -> None:
-    folder.write(DOCUMENT)
+    folder.write(state())
     whole = (place / STATE).read_bytes()
     where %= len(whole)
     changes = {
@@ -326,7 +334,7 @@ def test_a_folder_of_another_user_is_not_used(place: Path) -> None:
 def test_a_document_of_another_user_is_not_used(folder: StateFolder, place: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make a file of another user")
-    folder.write(DOCUMENT)
+    folder.write(state())
     os.chown(place / STATE, 12345, 12345)
 
     assert folder.read() is None
@@ -387,12 +395,12 @@ class Disk(StateFolder):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.writes: list[Mapping[str, Any]] = []
+        self.writes: list[Document] = []
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.error: OSError | None = None
         self.go_on.set()
 
-    def write(self, state: Mapping[str, Any]) -> None:
+    def write(self, state: Document) -> None:
         self.begun.set()
         self.go_on.wait(SOON)
         if self.error is not None:
@@ -406,23 +414,23 @@ def test_the_newest_document_wins_and_the_last_one_is_written_at_the_end(place: 
     writer = StateWriter(disk)
     writer.start()
     disk.go_on.clear()
-    writer.offer({**DOCUMENT, "boot": "1"})
+    writer.offer(state(boot="1"))
     assert disk.begun.wait(SOON)
     for number in range(2, 100):
-        writer.offer({**DOCUMENT, "boot": str(number)})  # returns while the disk hangs
+        writer.offer(state(boot=str(number)))  # returns while the disk hangs
     disk.go_on.set()
 
     assert writer.close(SOON)
-    assert [state["boot"] for state in disk.writes] == ["1", "99"]
+    assert [state.rest["boot"] for state in disk.writes] == ["1", "99"]
     assert json.loads((place / STATE).read_text())["state"]["boot"] == "99"
 
 
 def test_what_is_written_already_is_not_written_again(place: Path) -> None:
     disk = Disk(str(place))
     writer = StateWriter(disk)
-    writer._write(DOCUMENT)
+    writer._write(state())
     writer.start()
-    writer.offer(dict(DOCUMENT))
+    writer.offer(state())
 
     assert writer.close(SOON)
     assert len(disk.writes) == 1
@@ -433,7 +441,7 @@ def test_a_disk_that_hangs_does_not_hold_up_the_end(place: Path, caplog: pytest.
     writer = StateWriter(disk)
     writer.start()
     disk.go_on.clear()
-    writer.offer(DOCUMENT)
+    writer.offer(state())
 
     assert not writer.close(0.05)
     assert "not written in time" in caplog.text
@@ -448,7 +456,7 @@ def test_writes_that_fail_are_said_once_and_again_when_they_work(place: Path, ca
     writer = StateWriter(disk)
     for error in (OSError(errno.ENOSPC, "full"), OSError(errno.EROFS, "read-only"), None, None):
         disk.error = error
-        writer._write(DOCUMENT)
+        writer._write(state())
 
     assert [record.getMessage() for record in caplog.records] == ["state cannot be written", "state is written again"]
     disk.close()
@@ -504,11 +512,11 @@ def test_what_is_removed_while_we_run_is_made_again_also_when_nothing_changed(
 ) -> None:
     folder = StateFolder(str(place))
     sealed, writer = folder.seal("x"), StateWriter(folder)
-    writer._write(DOCUMENT)
+    writer._write(state())
     remove(place)
     caplog.clear()
     writer.start()
-    writer.offer(dict(DOCUMENT))
+    writer.offer(state())
     with pytest.MonkeyPatch.context() as hurry:
         hurry.setattr(state_file, "LOCK_SECONDS", 0.0)
         wait_for(lambda: (place / LOCK).exists() and (place / STATE).exists() and bool(caplog.records))
@@ -542,7 +550,7 @@ def test_what_nobody_removed_is_not_made_again(place: Path, caplog: pytest.LogCa
     writer = StateWriter(folder)
     for number in range(3):
         (place / f"{number}").mkdir()
-        writer._write({**DOCUMENT, "boot": str(number)})
+        writer._write(state(boot=str(number)))
 
     assert not folder.renew()
     assert not caplog.records
@@ -559,12 +567,12 @@ def test_a_folder_that_cannot_be_made_again_is_said_once_and_taken_when_it_is_th
     writer = StateWriter(folder)
     shutil.rmtree(place)
     place.write_text("a file")
-    writer._write(DOCUMENT)
+    writer._write(state())
     place.unlink()
     other = StateFolder(str(place))
-    writer._write(DOCUMENT)
+    writer._write(state())
     other.close()
-    writer._write(DOCUMENT)
+    writer._write(state())
 
     assert [record.getMessage() for record in caplog.records] == [
         "state cannot be written",
@@ -578,11 +586,11 @@ def test_a_folder_that_cannot_be_made_again_is_said_once_and_taken_when_it_is_th
 def test_folders_that_are_removed_again_and_again_leave_nothing_open(place: Path) -> None:
     folder = StateFolder(str(place))
     writer = StateWriter(folder)
-    writer._write(DOCUMENT)
+    writer._write(state())
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
         shutil.rmtree(place)
-        writer._write(DOCUMENT)
+        writer._write(state())
 
     assert len(os.listdir("/proc/self/fd")) == before + 2
     folder.leave()

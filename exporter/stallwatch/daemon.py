@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from . import signals
 from .bell import Bell
@@ -20,6 +19,7 @@ from .config import Config, Thresholds
 from .deadlines import NO_TIMEOUTS, Limit, OwnTimeouts
 from .episodes import Episodes
 from .frameworks import Framework
+from .kept import Document
 from .memory import Memory, Place
 from .model import (
     Listener,
@@ -265,7 +265,7 @@ class Daemon:
         if names:
             self.scene = replace(self.scene, rank_names=(*self.scene.rank_names, *names)[-MOST_RANK_NAMES:])
 
-    def remembered(self) -> dict[str, Any] | None:
+    def remembered(self) -> Document | None:
         """All that is known as of the last tick, as a document (see memory); None when nothing is kept."""
         if self._memory is None:
             return None

@@ -1,17 +1,19 @@
-"""What outlasts a restart of stallwatch of one server: its records as plain values, and back.
+"""What outlasts a restart of stallwatch of one server: its records as JSON text, and back from what is read of it.
 
 Pure.  The tables say which fields are kept, and which numbers are moments; what is read back is taken with suspicion.
+The text is made at once, without a plain value in between: most of it is new each time, and there are thousands.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache, lru_cache
-from operator import attrgetter
+from operator import attrgetter, call
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -230,53 +232,188 @@ class Hashes:
         return known
 
 
-# --- records to plain values and back -------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Document:
+    """All that is kept: the text of each server, the most urgent first, and the rest as plain values, by name."""
+
+    servers: tuple[str, ...]
+    rest: Mapping[str, Any]
+
+    def text(self) -> str:
+        """As JSON; `json_text` writes what is read of it in the same way."""
+        parts = {name: json_text(value) for name, value in self.rest.items()}
+        return object_text({**parts, "servers": list_text(self.servers)})
 
 
-def plain(value: Any) -> Any:
-    """Numbers, words and lists of a value.  Words that are of no closed set are left out."""
-    kind = type(value)
-    if kind is float:
-        return _finite(value)
-    if kind in _ITSELF:
-        return value
-    if kind is str:
-        return value if _is_word(value) else ""
-    if kind in CARRIED:
-        return _plain_record(value, kind)
-    if kind is dict or (kind not in _ROWS and isinstance(value, Mapping)):
-        return [[plain(key), plain(each)] for key, each in value.items() if is_closed(key)]
-    if isinstance(value, frozenset | set):
-        return sorted(plain(each) for each in value if is_closed(each))
-    return [plain(each) for each in value]
+# --- records to text --------------------------------------------------------------------------------------------
+
+Writer = Callable[[Any], str]
 
 
-def _plain_record(value: Any, kind: type) -> dict[str, Any]:
-    """Without what is infinite.  Most fields are numbers, of which there are thousands: they are looked at once."""
-    kept = dict[str, Any]()
-    for name, each in zip(CARRIED[kind], _FIELDS[kind](value), strict=False):
-        if type(each) in _ITSELF or (type(each) is float and math.isfinite(each)):
-            kept[name] = each
-        elif not _is_infinite(each):
-            kept[name] = plain(_condensed(name, each))
-    return kept
+def json_text(value: Any) -> str:
+    """JSON as it stands in the document: names in order, nothing between."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
 
 
-_ITSELF = frozenset((int, bool, type(None)))
-_ROWS = frozenset((list, tuple, deque))
-_FIELDS = {kind: attrgetter(*names, "__class__") for kind, names in CARRIED.items()}
-"""Record -> all of its kept fields at once; the last makes a row of a single one, too."""
+def object_text(parts: Mapping[str, str]) -> str:
+    """A JSON object of texts, as `json_text` would write it."""
+    return "{" + ",".join([f'"{name}":{text}' for name, text in sorted(parts.items())]) + "}"
 
 
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("no finite number")
-    return value
+def list_text(parts: Iterable[str]) -> str:
+    return f"[{','.join(parts)}]"
 
 
-def _is_infinite(value: Any) -> bool:
-    """Never, or for ever: as it is by itself, so it need not be kept."""
-    return isinstance(value, float) and math.isinf(value)
+class InfiniteError(ValueError):
+    """A number is infinite: a field of a record that is, is left out."""
+
+
+class _Numbers(dict[float | None, str]):
+    """Number, or none -> its text.  A moment stands in many records of one look, and is made text once."""
+
+    def __missing__(self, value: float | None) -> str:
+        if len(self) >= MOST_NUMBERS:
+            self.clear()
+        if value is None:
+            text = "null"
+        elif math.isfinite(value):
+            text = repr(float(value))
+        else:
+            raise ValueError("no number") if math.isnan(value) else InfiniteError("no finite number")
+        self[value] = text
+        return text
+
+
+MOST_NUMBERS = 512
+
+
+@lru_cache(maxsize=1024)
+def _word_text(value: str) -> str:
+    """Words that are of no closed set are left out."""
+    return f'"{value}"' if _is_word(value) else '""'
+
+
+@cache
+def writer_of(hint: Any) -> Writer:
+    """What makes values of this annotation text; KeyError for one that is not known here."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _optional(next(each for each in arguments if each is not type(None)))
+    if hint in CARRIED:
+        return record_writer(hint)
+    if origin is None:
+        return _SCALARS[hint]
+    if issubclass(origin, Mapping):
+        return _pairs(*arguments)
+    if origin is tuple and Ellipsis not in arguments:
+        return _row([writer_of(each) for each in arguments])
+    if issubclass(origin, Set):
+        name = _name_writer(arguments[0])
+        return lambda value: f"[{','.join(filter(None, map(name, sorted(value))))}]" if value else "[]"
+    one = writer_of(arguments[0])
+    return lambda value: f"[{','.join(map(one, value))}]" if value else "[]"
+
+
+_SCALARS: Mapping[Any, Writer] = {
+    float: _Numbers().__getitem__,
+    int: int.__repr__,
+    bool: ("false", "true").__getitem__,
+    str: _word_text,
+}
+
+
+def _optional(hint: Any) -> Writer:
+    write = writer_of(hint)
+    return write if hint is float else lambda value: "null" if value is None else write(value)
+
+
+def _row(several: Sequence[Writer]) -> Writer:
+    if len(several) == 2:  # most are
+        first, second = several
+        return lambda value: f"[{first(value[0])},{second(value[1])}]"
+    return lambda value: list_text(map(call, several, value))
+
+
+def _pairs(key: Any, value: Any) -> Writer:
+    """Of a mapping; keys that are of no closed set are left out with what is theirs."""
+    name, one = _name_writer(key), writer_of(value)
+    return lambda found: list_text([f"[{text},{one(each)}]" for key, each in found.items() if (text := name(key))])
+
+
+def _name_writer(hint: Any) -> Callable[[Any], str | None]:
+    """Of keys and elements of sets: None of one that is of no closed set."""
+    if hint is str:
+        return _name_text
+    write = writer_of(hint)
+    return lambda value: write(value) if is_closed(value) else None
+
+
+@lru_cache(maxsize=1024)
+def _name_text(name: str) -> str | None:
+    return f'"{name}"' if _is_closed_word(name) else None
+
+
+class RecordText:
+    """Makes records of one kind text: without what is infinite, for that it is by itself."""
+
+    def __init__(self, kind: type) -> None:
+        self._names = sorted(CARRIED[kind])
+        self._fields = attrgetter(*self._names, "__class__")  # the last makes a row of a single one, too
+        self._writers = [_field_writer(kind, name) for name in self._names]
+        self._form = object_text(dict.fromkeys(self._names, "%s"))
+
+    def __call__(self, value: Any) -> str:
+        try:
+            return self._form % tuple(map(call, self._writers, self._fields(value)))
+        except InfiniteError:
+            return object_text(self.parts(value))
+
+    def parts(self, value: Any) -> dict[str, str]:
+        """Field -> its text."""
+        return {
+            name: write(each)
+            for name, write, each in zip(self._names, self._writers, self._fields(value), strict=False)
+            if not (isinstance(each, float) and math.isinf(each))
+        }
+
+
+def _field_writer(kind: type, name: str) -> Writer:
+    write, shorten = writer_of(_hints(kind)[name]), SHORTENED.get((kind, name))
+    return write if shorten is None else lambda value: write(shorten(value))
+
+
+def _release_of(version: str) -> str:
+    return version if _RELEASE.fullmatch(version) else ""
+
+
+def _ends(row: Sequence[Any]) -> Sequence[Any]:
+    return (row[0], row[-1]) if len(row) > 2 else row
+
+
+def _quantiles(row: Iterable[float]) -> list[float]:
+    ordered, most = sorted(row), MOST_DURATIONS - 1
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[round(n * (len(ordered) - 1) / most)] for n in range(most + 1)]
+
+
+SHORTENED: Mapping[tuple[type, str], Callable[[Any], Any]] = {
+    (Startup, "version"): _release_of,
+    (Steps, "durations"): _quantiles,
+    (Track, "samples"): _ends,
+    (Waits, "samples"): _ends,
+}
+"""Fields of which less is enough than they hold."""
+
+
+@cache
+def record_writer(kind: type) -> RecordText:
+    return RecordText(kind)
+
+
+def record_text(value: Any) -> str:
+    kind: type = type(value)
+    return record_writer(kind)(value)
 
 
 def is_closed(value: Any) -> bool:
@@ -295,20 +432,7 @@ def _is_word(value: str) -> bool:
     return bool(_WORD.fullmatch(value) or _RELEASE.fullmatch(value))
 
 
-def _condensed(name: str, value: Any) -> Any:
-    """What is enough of a long row, by the name of its field."""
-    if name == "version":
-        return value if _RELEASE.fullmatch(value) else ""
-    if name == "durations":
-        ordered, most = sorted(value), MOST_DURATIONS - 1
-        return (
-            ordered
-            if len(ordered) <= most
-            else [ordered[round(n * (len(ordered) - 1) / most)] for n in range(most + 1)]
-        )
-    if name == "samples":
-        return (value[0], value[-1]) if len(value) > 2 else value
-    return value
+# --- and back ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,17 +544,23 @@ def _scalar(value: Any, hint: Any, by: float) -> Any:
 # --- one server -----------------------------------------------------------------------------------------------
 
 
-def tracks_of(timeline: ServerTimeline, seal: Seal) -> list[Any]:
+def tracks_text(timeline: ServerTimeline, seal: Seal) -> str:
     """[signal, labels without the server, track] of every series that is kept."""
-    found = []
+    found, write = list[str](), record_writer(Track)
     for name, tracks in timeline.tracks.items():
         if name not in CARRIED_SIGNALS:
             continue
         for labels, track in tracks.items():
-            rest = [sealed_log(timeline.name, labels[1], seal)] if name == signals.LOG_BYTES.name else labels[1:]
-            if is_closed(tuple(rest)):
-                found.append([name, list(rest), plain(track)])
-    return found
+            rest = (sealed_log(timeline.name, labels[1], seal),) if name == signals.LOG_BYTES.name else labels[1:]
+            if (words := _labels_text(rest)) is not None:
+                found.append(f'["{name}",{words},{write(track)}]')
+    return list_text(found)
+
+
+@lru_cache(maxsize=4096)
+def _labels_text(labels: tuple[str, ...]) -> str | None:
+    """None where one is of no closed set."""
+    return list_text(f'"{label}"' for label in labels) if is_closed(labels) else None
 
 
 def sealed_log(server: str, log: str, seal: Seal) -> str:
@@ -438,13 +568,12 @@ def sealed_log(server: str, log: str, seal: Seal) -> str:
     return log if log.startswith(HASHED) else HASHED + seal("log", server, log)
 
 
-def timeline_of(timeline: ServerTimeline, seal: Seal) -> dict[str, Any]:
-    document: dict[str, Any] = plain(timeline)
-    document["progress_by_log"] = [
-        [sealed_log(timeline.name, log, seal), at] for log, at in timeline.progress_by_log.items()
-    ]
-    document["tracks"] = tracks_of(timeline, seal)
-    return document
+def timeline_text(timeline: ServerTimeline, seal: Seal) -> str:
+    parts = record_writer(ServerTimeline).parts(timeline)
+    by_log = {sealed_log(timeline.name, log, seal): at for log, at in timeline.progress_by_log.items()}
+    parts["progress_by_log"] = writer_of(dict[str, float])(by_log)
+    parts["tracks"] = tracks_text(timeline, seal)
+    return object_text(parts)
 
 
 def restore(timeline: ServerTimeline, document: Any, shift: Shift, measured: float, gap: float) -> None:

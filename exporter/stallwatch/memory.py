@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -21,16 +22,21 @@ from .kept import (
     HASHED,
     MOST_ITEMS,
     PROCESS_SIGNALS,
+    Document,
     Hashes,
     Seal,
     Shift,
     is_closed,
-    plain,
+    json_text,
+    list_text,
+    object_text,
     read_value,
     record,
+    record_text,
     restore,
     sealed_log,
-    timeline_of,
+    timeline_text,
+    writer_of,
 )
 from .learned import MOST_KINDS, Kind, Row, kind_of, plain_kinds
 from .model import (
@@ -68,6 +74,9 @@ LARGEST_COUNT = 1 << 53
 
 URGENCY = ("failed", "stalled", "suspect", "unknown", "quiet")
 """States in the order in which servers are kept when there is no room for all."""
+
+Urgency = tuple[int, float]
+"""Smaller is more urgent: by the state, then the one that was saved later."""
 
 Place = tuple[str, tuple[int, int], int, str]
 """One followed log: name, (device, inode), bytes of the file that were told of, and the mark of these bytes."""
@@ -304,7 +313,7 @@ class Memory:
         clock: float,
         monotonic: float,
         sums: Mapping[str, Iterable[LogSums]] = MappingProxyType({}),
-    ) -> dict[str, Any]:
+    ) -> Document:
         """All that is known, the most urgent server first.  `clock` and `monotonic` are the same moment.
 
         `places`: server -> its followed logs as of what the timeline was told, and `sums` what was counted of them.
@@ -316,22 +325,24 @@ class Memory:
             for known in timeline
             if (entry := self._entry(known, episodes, names, places, sums, clock, monotonic)) is not None
         ]
-        waiting = [entry for entry in self._servers.values() if monotonic - entry["saved"] <= FAILED_KEPT_SECONDS]
-        entries = sorted((*entries, *waiting), key=_urgency)[:MOST_SERVERS]
+        for waiting in self._servers.values():
+            if monotonic - waiting["saved"] <= FAILED_KEPT_SECONDS:
+                entries.append((_urgency(waiting["episode"]["verdict"]["state"], waiting["saved"]), json_text(waiting)))
+        entries.sort(key=itemgetter(0))
         startups = {
-            self.seal("startups", *kind): (s.counts, s.total_seconds) for kind, s in episodes.kept_startups.items()
+            self._hashes("startups", *kind): (s.counts, s.total_seconds) for kind, s in episodes.kept_startups.items()
         }
         kept = list((self._startups | startups).items())[-MOST_STARTUPS:]
-        figures = {self.seal("card", *words): watts for words, watts in timeline.cards.kept() if _is_watts(watts)}
+        figures = {self._hashes("card", *words): watts for words, watts in timeline.cards.kept() if _is_watts(watts)}
         cards = self._cards | figures
         learned = episodes.learned.kinds if episodes.learned.seal is self.seal else self._learned
-        return {
+        rest = {
             "boot": self.boot,
-            "servers": entries,
             "startups": [[key, list(counts), total] for key, (counts, total) in kept],
             "learned": plain_kinds(learned),
             "cards": [[key, watts] for key, watts in cards.items()][-MOST_CARD_FIGURES:],
         }
+        return Document(tuple(text for _, text in entries[:MOST_SERVERS]), rest)
 
     def _entry(
         self,
@@ -342,40 +353,54 @@ class Memory:
         sums: Mapping[str, Iterable[LogSums]],
         clock: float,
         monotonic: float,
-    ) -> dict[str, Any] | None:
+    ) -> tuple[Urgency, str] | None:
         server, episode = timeline.server, episodes.episode(timeline.name)
         if server is None or episode.verdict is None:
             return None
         if server.starts == 0 and episode.verdict.state != "failed":
             return None
+        counted = sums.get(server.name)  # None = its logs were not looked at yet: what was known stays
+        start = self._hashes("start", server.name, server.root.pid, server.root.start_ticks)
+        ranks = [(n.pid, n.rank) for n in names if n.server == server.name and is_closed(n.rank)]
+        logs = [
+            (self._hashes(*_log_words(server, log, *file)), told, mark)
+            for log, file, told, mark in places.get(server.name, ())
+        ]
         try:
-            counted = sums.get(server.name)  # None = its logs were not looked at yet: what was known stays
-            return {
-                "name": self.seal("name", server.name),
-                "start": self._start(server.name, server.root),
-                "saved": monotonic,
-                "clock": clock,
-                "starts": server.starts,
-                "episode": plain(episode),
-                "timeline": None if timeline.root_gone_at is not None else timeline_of(timeline, self._hashes),
-                "ranks": [[n.pid, n.rank] for n in names if n.server == server.name and is_closed(n.rank)],
-                "logs": [
-                    [self._hashes(*_log_words(server, log, *file)), told, mark]
-                    for log, file, told, mark in places.get(server.name, ())
-                ],
-                "counted": list(map(_plain_sums, self.counted(server).values() if counted is None else counted)),
+            parts = {
+                "name": f'"{self._hashes("name", server.name)}"',
+                "start": f'"{start}"',
+                "saved": _number_text(monotonic),
+                "clock": _number_text(clock),
+                "starts": str(server.starts),
+                "episode": record_text(episode),
+                "timeline": "null" if timeline.root_gone_at is not None else timeline_text(timeline, self._hashes),
+                "ranks": _ranks_text(ranks),
+                "logs": _logs_text(logs),
+                "counted": list_text(map(_sums_text, self.counted(server).values() if counted is None else counted)),
             }
-        except ValueError:
+        except (ValueError, TypeError):
             return None  # a number that is none: this server begins anew
+        return _urgency(episode.verdict.state, monotonic), object_text(parts)
+
+
+_number_text, _word_text = writer_of(float), writer_of(str)
+_ranks_text, _logs_text = writer_of(list[tuple[int, str]]), writer_of(list[tuple[str, int, str]])
+_streams_text, _counts_text = writer_of(Mapping[str, tuple[int, ...]]), writer_of(Mapping[str, int])
+
+
+def _sums_text(sums: LogSums) -> str:
+    words = _word_text(sums.key), _word_text(sums.position), str(sums.told), _word_text(sums.mark)
+    counts = _streams_text(sums.counts.streams), _counts_text(sums.counts.events), _counts_text(sums.counts.errors)
+    return list_text((*words, *counts))
 
 
 def _log_words(server: Server, log: str, *file: int) -> tuple[str | int, ...]:
     return "position" if file else "log", server.name, server.root.pid, server.root.start_ticks, log, *file
 
 
-def _urgency(entry: Mapping[str, Any]) -> tuple[int, float]:
-    state = entry["episode"]["verdict"]["state"]
-    return (URGENCY.index(state) if state in URGENCY else len(URGENCY)), -entry["saved"]
+def _urgency(state: str, saved: float) -> Urgency:
+    return (URGENCY.index(state) if state in URGENCY else len(URGENCY)), -saved
 
 
 def _settling(timeline: ServerTimeline, at: float) -> Settling:
@@ -453,11 +478,6 @@ def _positions(entry: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, str]]
         except ValueError:
             continue
         yield key, (told, mark)
-
-
-def _plain_sums(sums: LogSums) -> list[Any]:
-    counts = [plain(part) for part in (sums.counts.streams, sums.counts.events, sums.counts.errors)]
-    return [sums.key, sums.position, sums.told, sums.mark, *counts]
 
 
 def _log_sums(entry: Mapping[str, Any]) -> Iterator[LogSums]:

@@ -16,13 +16,14 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .descriptors import is_on_fuse, keep_apart
+from .kept import Document, json_text
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ class StateFolder:
         try:
             outer = json.loads(content, parse_constant=_no_number)
             state = outer["state"] if outer["version"] == VERSION else None
-            given, text = outer["mac"], _text(state)
+            given, text = outer["mac"], json_text(state)
         except (ValueError, TypeError, KeyError, RecursionError):
             raise StateError("is no state") from None
         if outer["version"] != VERSION:
@@ -194,15 +195,15 @@ class StateFolder:
             raise StateError("was changed, or written with another key")
         return state
 
-    def write(self, state: Mapping[str, Any]) -> None:
+    def write(self, state: Document) -> None:
         """Replace the document: the old one stands until the new one is whole on the disk."""
-        kept, text = state, _text(state)
+        kept, text = state, state.text()
         if len(text) > LARGEST_BYTES - _FRAME_BYTES:
             kept = _cut(state)
-            text = _text(kept)
-        cut, self._is_cut = self._is_cut, len(kept["servers"]) < len(state["servers"])
+            text = kept.text()
+        cut, self._is_cut = self._is_cut, len(kept.servers) < len(state.servers)
         if self._is_cut and not cut:
-            log.warning("state is cut", extra={"servers": len(state["servers"]), "kept": len(kept["servers"])})
+            log.warning("state is cut", extra={"servers": len(state.servers), "kept": len(kept.servers)})
         self._replace(STATE, f'{{"version":{VERSION},"mac":"{self._mac(text)}","state":{text}}}\n'.encode())
 
     def _mac(self, text: str) -> str:
@@ -312,24 +313,20 @@ def _content(file: int, status: os.stat_result) -> bytes:
     return b"".join(pieces)
 
 
-def _text(state: Any) -> str:
-    return json.dumps(state, separators=(",", ":"), sort_keys=True, allow_nan=False)
-
-
 def _no_number(name: str) -> Any:
     raise ValueError(name)
 
 
-def _cut(state: Mapping[str, Any]) -> Mapping[str, Any]:
+def _cut(state: Document) -> Document:
     """As many servers, in their order, as there is room for; one that is too large takes no room from the others."""
-    left = LARGEST_BYTES - len(_text({**state, "servers": []})) - _FRAME_BYTES
-    servers = list[Any]()
-    for entry in state["servers"]:
-        size = len(_text(entry)) + 1
+    left = LARGEST_BYTES - len(replace(state, servers=()).text()) - _FRAME_BYTES
+    servers = list[str]()
+    for entry in state.servers:
+        size = len(entry) + 1
         if size <= left:
             left -= size
             servers.append(entry)
-    return {**state, "servers": servers}
+    return replace(state, servers=tuple(servers))
 
 
 class StateWriter:
@@ -341,15 +338,15 @@ class StateWriter:
     def __init__(self, folder: StateFolder) -> None:
         self._folder = folder
         self._changed = threading.Condition()
-        self._waiting: Mapping[str, Any] | None = None
-        self._written: Mapping[str, Any] | None = None
+        self._waiting: Document | None = None
+        self._written: Document | None = None
         self._busy = self._stopping = self._failing = False
         self._thread = threading.Thread(target=self._run, name="state", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, state: Mapping[str, Any]) -> None:
+    def offer(self, state: Document) -> None:
         """Have this written; one that is still waiting is forgotten."""
         with self._changed:
             self._waiting = state
@@ -379,7 +376,7 @@ class StateWriter:
                 return
             self._write(state)
 
-    def _write(self, state: Mapping[str, Any]) -> None:
+    def _write(self, state: Document) -> None:
         """Write it, unless it stands there already; into a new folder, if need be (StateFolder.renew)."""
         try:
             if self._folder.renew():

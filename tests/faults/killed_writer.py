@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 
+from stallwatch.kept import Document, json_text
 from stallwatch.state_file import CORRUPT, NEW, StateFolder
 
 LONGEST_LIFE_SECONDS = 0.02
@@ -22,7 +23,7 @@ def write_on(folder: str, begin: int, chance: random.Random) -> None:
     """One document after the other, of any size."""
     state = StateFolder(folder)
     for number in range(begin, begin + 1_000_000):
-        state.write({"number": number, "servers": [{"x": "y" * chance.randrange(20_000)}]})
+        state.write(Document((json_text({"x": "y" * chance.randrange(20_000)}),), {"number": number}))
 
 
 def main(folder: str, times: int, chance: random.Random) -> int:
