@@ -28,11 +28,12 @@ FUTEX = "202 0x7f00 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f01"
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread; `syscall` or `wchan` None = the file is missing."""
+    """One thread; `syscall`, `wchan` or `schedstat` None = the file is missing."""
 
     syscall: str | None = FUTEX
     wchan: str | None = "futex_do_wait"
     state: str = "S"
+    schedstat: str | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ class ProcTree:
             (folder / str(thread)).mkdir(exist_ok=True)
             _put(folder / str(thread) / "syscall", _line(task.syscall))
             _put(folder / str(thread) / "wchan", task.wchan)
+            _put(folder / str(thread) / "schedstat", _line(task.schedstat))
             _put(folder / str(thread) / "stat", stat_line(spec, thread, task.state))
 
 

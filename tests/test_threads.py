@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -292,6 +293,94 @@ def test_room_is_given_back_when_a_process_goes(tmp_path: Path) -> None:
         node.processes.clear()
         node.look()
     node.source.close()
+
+
+def marked(thread: Thread, mark: str = "900 70 3") -> Thread:
+    """With what schedstat says: ns on a CPU, ns of waiting for one, times it was put on one."""
+    return replace(thread, schedstat=mark)
+
+
+def test_a_thread_that_slept_and_did_not_run_since_is_not_read_again(node: Node) -> None:
+    node.show({10: marked(Thread()), 11: marked(Thread())})
+    before = node.look()
+    node.show({10: marked(POLL), 11: marked(POLL, "950 70 4")})
+
+    assert (before, node.look()) == ({"futex": 2}, {"futex": 1, "poll": 1})
+    assert node.open_files() == 2
+
+
+@pytest.mark.parametrize("before", [RUNNING, Thread(None, "0", "R")])
+def test_a_thread_that_did_not_sleep_is_read_again_though_schedstat_says_the_same(node: Node, before: Thread) -> None:
+    """What it ran for before it went to sleep may be counted as another's."""
+    node.show({10: marked(before)})
+    node.look()
+    node.show({10: marked(POLL)})
+
+    assert node.look() == {"poll": 1}
+
+
+@pytest.mark.parametrize("mark", ["0 0 0", None])
+def test_where_schedstat_says_nothing_every_thread_is_read_each_time(node: Node, mark: str | None) -> None:
+    node.show({10: replace(Thread(), schedstat=mark), 11: replace(SLEEP, schedstat=mark)})
+    before = node.look()
+    node.show({10: replace(POLL, schedstat=mark), 11: replace(SLEEP, schedstat=mark)})
+
+    assert (before, node.look()) == ({"futex": 1, "sleep": 1}, {"poll": 1, "sleep": 1})
+    assert node.open_files() == 2
+
+
+def test_threads_come_and_go_where_schedstat_tells_who_ran(node: Node) -> None:
+    node.show({10: marked(Thread()), 11: marked(Thread()), 12: marked(SLEEP)})
+    before = node.look()
+    node.show({10: marked(Thread()), 12: marked(SLEEP), 13: marked(POLL)})
+    as_many = node.look()
+    node.show({10: marked(Thread()), 13: marked(SLEEP), 14: marked(POLL), 15: marked(POLL)})
+
+    assert (before, as_many) == ({"futex": 2, "sleep": 1}, {"futex": 1, "sleep": 1, "poll": 1})
+    assert node.look() == {"futex": 1, "poll": 3}
+    assert node.open_files() == 4
+
+
+def test_the_right_to_syscall_may_be_lost_after_the_first_look(node: Node) -> None:
+    """Symbols count for all threads then, also of those that did not run."""
+    node.show({10: marked(Thread(wchan="hrtimer_nanosleep")), 11: marked(Thread())})
+    node.look()
+    node.show({10: marked(Thread(None, "hrtimer_nanosleep")), 11: marked(Thread(None), "901 70 4")})
+
+    assert node.look() == {"sleep": 1, "futex": 1}
+
+
+@pytest.mark.parametrize(("code", "expected"), [(errno.EPERM, {"poll": 2}), (errno.ESRCH, {"futex": 1, "poll": 1})])
+def test_a_kept_file_that_cannot_be_read_any_more(
+    node: Node, code: int, expected: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused: the symbols count.  Of one that ended the descriptor says so; the others are told all the same."""
+    node.show({10: Thread(wchan="do_epoll_wait"), 11: Thread(wchan="do_epoll_wait")})
+    node.look()
+    if code == errno.ESRCH:
+        node.show({10: Thread(wchan="do_epoll_wait"), 12: POLL})
+    read = os.pread
+
+    def refuse(fd: int, size: int, offset: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)").endswith("11/syscall"):
+            raise OSError(code, os.strerror(code))
+        return read(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", refuse)
+
+    assert node.look() == expected
+
+
+def test_what_is_told_again_is_the_very_same(node: Node) -> None:
+    """And what changed is told anew, though nothing else did."""
+    node.show({10: Thread(), 11: Thread(), 12: POLL})
+    first, second = node.read(), node.read()
+    node.show({10: Thread(), 11: POLL, 12: POLL})
+    third = node.read()
+
+    assert [new is old for new, old in zip(second, first, strict=True)] == [True] * len(first)
+    assert {new.labels[2] for new, old in zip(third, first, strict=True) if new is not old} == {"futex", "poll"}
+    assert [r.value for r in third if r.labels[2] in ("futex", "poll")] == [1, 2, 1]
 
 
 def test_a_process_whose_clock_stands_is_not_read_again(tmp_path: Path) -> None:

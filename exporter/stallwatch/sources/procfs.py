@@ -156,7 +156,7 @@ class ProcFs:
     """One mounted /proc."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self._top = root, str(root)
         self.is_ours = self._is_our_pid_namespace()
         self._listed: tuple[list[str], list[int]] = [], []  # names of the last listing, and the PIDs among them
         self.cgroup_roots: Mapping[str, str] = {}
@@ -170,7 +170,7 @@ class ProcFs:
             return False
 
     def path(self, pid: int, *parts: str) -> str:
-        return os.path.join(self.root, str(pid), *parts)
+        return "/".join((self._top, str(pid), *parts))
 
     def pids(self) -> list[int]:
         names = os.listdir(self.root)

@@ -1,7 +1,9 @@
 """The `threads` collector: how many threads of each rank wait in what.
 
-One descriptor per thread stays open (its syscall file, else wchan) and is read again by pread.  A process whose
-CPU clock did not move since the last look had no thread running, so nothing changed: it is not read at all.
+One descriptor per thread stays open and is read again by pread: its schedstat, which says at half the cost whether it
+ran since the last look.  Who slept then and did not run since still waits for the same; only of the others is read what
+they wait in (syscall, else wchan).  Where the kernel keeps no schedstat, that file is the one that stays open.
+A process whose CPU clock did not move had no thread running, so nothing changed: it is not read at all.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import compress, repeat
+from operator import ne
 from typing import ClassVar
 
 from .. import signals
@@ -20,8 +24,15 @@ from . import Host, Moment
 from .procfs import ProcFs, Stat, parse_stat, reason_of
 from .wait_class import class_of_state, class_of_symbol, class_of_syscall, is_write, writes
 
-READ_BYTES = {"syscall": 4, "wchan": 48}
+READ_BYTES = {"schedstat": 64, "syscall": 4, "wchan": 48}
 """Of syscall only the number (or `runn`): without the arguments equal waits read equal, and are counted at once."""
+
+_MARK = "schedstat"
+_NO_MARK = b"0 0 0\n"
+"""Of a thread that never ran, and of all where the kernel does not count."""
+
+_FLEETING = frozenset((b"runn", b"0", b""))
+"""Not the content of a thread that sleeps: it may go to sleep without another mark."""
 
 _INTERRUPTED = (b"219", b"128")
 """restart_syscall: a sleep taken up again after a stop; the symbol says which."""
@@ -44,6 +55,9 @@ class ThreadFiles:
         self._proc, self._by_number, self._writes, self._room = proc, by_number, writes, room
         self._fds: dict[int, int] = {}
         self._file = "syscall" if by_number else "wchan"
+        self._kept = _MARK  # the file that stays open
+        self._marks: dict[int, bytes] = {}  # what schedstat said just before the content was read
+        self._known: dict[int, bytes] = {}  # that content
         self._clock: int | None = None
         self.counts: Counter[str] | None = None
         self.main: str | None = None
@@ -91,46 +105,87 @@ class ThreadFiles:
     # --- reading --------------------------------------------------------------------------------------------
 
     def _contents(self) -> dict[int, bytes]:
-        """thread -> content of its file; the set of threads is brought up to date first when it changed.
+        """thread -> content of its file.
 
         A thread whose file this kernel does not have, or does not let us read, has the content `0`.
         """
         folder = self._proc.path(self.id.pid, "task")
-        if os.stat(folder).st_nlink - 2 != len(self._fds) and not self._relist(folder):
+        kept = self._read_kept(folder)
+        if kept is None:
             return self._without_keeping(folder)
-        reads = map(os.pread, self._fds.values(), repeat(READ_BYTES[self._file]), repeat(0))
-        try:
-            contents = dict(zip(self._fds, reads, strict=True))
-        except (ProcessLookupError, PermissionError):
-            contents = dict.fromkeys(self._fds, b"")
-        if all(contents.values()):
-            return contents
-        return self._one_by_one(folder)
+        if self._kept != _MARK:
+            return kept
+        if _NO_MARK in kept.values():
+            self._do_without()
+            return self._contents()
+        return self._of_those_that_ran(kept)
 
-    def _one_by_one(self, folder: str) -> dict[int, bytes]:
-        """Some thread ended, or the right to look did."""
-        if not self._relist(folder):
-            return self._without_keeping(folder)
-        contents = {}
-        for thread, fd in tuple(self._fds.items()):
-            try:
-                contents[thread] = os.pread(fd, READ_BYTES[self._file], 0)
-            except ProcessLookupError:
-                self._drop(thread)
-            except PermissionError:
+    def _of_those_that_ran(self, marks: dict[int, bytes]) -> dict[int, bytes]:
+        """The contents, read again of threads with another mark, and of those that did not sleep."""
+        known = self._known
+        if list(marks) != list(self._marks):
+            self._marks = {thread: self._marks.get(thread, b"") for thread in marks}
+            for ended in known.keys() - marks.keys():
+                del known[ended]
+        ran = compress(marks, map(ne, marks.values(), self._marks.values()))
+        awake = [thread for thread, text in known.items() if text in _FLEETING]
+        for thread in {*ran, *awake}:
+            text = self._once(thread, self._file)
+            if text is None and os.path.exists(self._path(thread)):
                 if self._file == "syscall":
-                    return self._by_symbols(folder)
-                contents[thread] = b"0"
-        return {thread: text for thread, text in contents.items() if text}
+                    self._use_symbols()
+                    return self._of_those_that_ran(marks)
+                text = b"0"
+            known[thread] = text or b""
+        self._marks = marks
+        return known if all(known.values()) else {thread: text for thread, text in known.items() if text}
 
-    def _by_symbols(self, folder: str) -> dict[int, bytes]:
-        self._use_symbols()
-        return self._one_by_one(folder)
+    def _read_kept(self, folder: str) -> dict[int, bytes] | None:
+        """thread -> content of the kept file, the set of threads brought up to date; None without room for it."""
+        if os.stat(folder).st_nlink - 2 != len(self._fds) and not self._relist(folder):
+            return None
+        contents, is_refused = self._read(self._fds)
+        if len(contents) < len(self._fds) and not is_refused:  # who ended may have been followed by others
+            if not self._relist(folder):
+                return None
+            others, is_refused = self._read([thread for thread in self._fds if thread not in contents])
+            contents |= others
+        if is_refused and self._kept != "wchan":
+            self._do_without()
+            return self._read_kept(folder)
+        return {**dict.fromkeys(self._fds, b"0"), **contents} if is_refused else contents
+
+    def _read(self, threads: Iterable[int]) -> tuple[dict[int, bytes], bool]:
+        """Those of them that live, and whether the right to look is gone."""
+        contents, is_refused = dict[int, bytes](), False
+        fds = map(self._fds.__getitem__, threads)
+        reads = zip(threads, map(os.pread, fds, repeat(READ_BYTES[self._kept]), repeat(0)), strict=True)
+        while True:  # behind a failure the next thread is read
+            try:
+                contents.update(reads)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                is_refused = True
+                continue
+            break
+        is_whole = all(contents.values())
+        return contents if is_whole else {thread: text for thread, text in contents.items() if text}, is_refused
+
+    def _do_without(self) -> None:
+        """The kept file cannot be had: another one from now on."""
+        self.close()
+        if self._kept == _MARK:
+            self._kept = self._file
+        else:
+            self._use_symbols()
 
     def _use_symbols(self) -> None:
         """No right to read syscall, or a kernel without it: wchan from now on."""
-        self.close()
         self._file = "wchan"
+        self._kept = _MARK if self._kept == _MARK else self._file
+        self._marks.clear()
+        self._known.clear()
 
     def _relist(self, folder: str) -> bool:
         """Open what came, close what went; False when nothing can be kept open."""
@@ -144,14 +199,15 @@ class ThreadFiles:
         opened = {thread: fd for thread in new if (fd := self._open(thread)) is not None}
         self._room.give_back(len(new) - len(opened))
         self._fds.update(opened)
-        if self._file == "syscall" and any(os.path.exists(self._path(thread)) for thread in new - opened.keys()):
-            self._use_symbols()
+        is_last = self._kept == "wchan"
+        if not is_last and any(os.path.exists(self._path(thread)) for thread in new - opened.keys()):
+            self._do_without()
             return self._relist(folder)
         return len(self._fds) > 0
 
     def _open(self, thread: int) -> int | None:
         try:
-            return os.open(self._path(thread, self._file), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self._path(thread, self._kept), os.O_RDONLY | os.O_CLOEXEC)
         except (PermissionError, FileNotFoundError, ProcessLookupError):
             return None
 
@@ -250,8 +306,7 @@ class Threads:
         self._by_number, self._writes = class_of_syscall(machine), writes(machine)
         self._room = Room(shares().threads if most_kept is None else most_kept)
         self._files: dict[ProcessId, ThreadFiles] = {}
-        self._told: dict[tuple[str, ...], Reading] = {}  # by labels, of this look
-        self._before: dict[tuple[str, ...], Reading] = {}
+        self._told: dict[tuple[str, str], _Told] = {}  # by server and rank, of the last look
 
     def close(self) -> None:
         for files in self._files.values():
@@ -267,7 +322,7 @@ class Threads:
         Where the kernel does not tell, all threads of the process are `unreadable` and the other classes of
         that rank are absent: never "0 blocked threads".
         """
-        self._before, self._told = self._told, {}
+        told, self._told = self._told, {}
         wanted = {process.id for server in scene.servers for process in server.processes}
         for ended in self._files.keys() - wanted:
             self._files.pop(ended).close()
@@ -278,7 +333,9 @@ class Threads:
                 if files.counts is not None or files.reason is not None:
                     by_label.setdefault(process.label, []).append(files)
             for label, group in by_label.items():
-                yield from self._report(server.name, label, group)
+                now_told = _tell(server.name, label, group, told.get((server.name, label)))
+                self._told[server.name, label] = now_told
+                yield from now_told.readings
 
     def _look(self, process: Process) -> ThreadFiles:
         files = self._files.get(process.id)
@@ -288,27 +345,40 @@ class Threads:
         files.look()
         return files
 
-    def _report(self, server: str, label: str, group: list[ThreadFiles]) -> Iterator[Observation]:
-        counts = group[0].counts if len(group) == 1 else None
-        if counts is None:
-            counts = sum((files.counts for files in group if files.counts is not None), Counter[str]())
-        reasons = [files.reason for files in group if files.reason is not None]
-        unreadable = counts.get("unreadable", 0)
-        for wait in WAITS:
-            if reasons:
-                yield signals.THREADS.missing(min(reasons), server, label, wait)
-            elif wait == "unreadable" or not unreadable:
-                yield self._number(counts.get(wait, 0), server, label, wait)
-            else:
-                yield signals.THREADS.missing("permission", server, label, wait)
-        main = group[0].main
-        if len(group) == 1 and main is not None and main != "unreadable":
-            yield signals.MAIN_THREAD.read(1.0, server, label, main)
 
-    def _number(self, threads: int, *labels: str) -> Reading:
-        """The reading of the look before when it says the same: most do, and to make one costs more."""
-        reading = self._before.get(labels)
-        if reading is None or reading.value != threads:
-            reading = signals.THREADS.read(threads, *labels)
-        self._told[labels] = reading
-        return reading
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The readings of one rank, and what they were made of."""
+
+    found: list[tuple[object, ...]]
+    readings: tuple[Reading, ...]
+
+
+def _tell(server: str, label: str, group: list[ThreadFiles], before: _Told | None) -> _Told:
+    """What is told of the processes of one rank; the very same readings where they say what they said before."""
+    found: list[tuple[object, ...]] = [(each.reason, each.main, *(each.counts or {}).items()) for each in group]
+    if before is None:
+        return _Told(found, tuple(_report(server, label, group)))
+    if before.found == found:
+        return before
+    same = {(reading.signal.name, reading.labels): reading for reading in before.readings}
+    readings = ((reading, same.get((reading.signal.name, reading.labels))) for reading in _report(server, label, group))
+    return _Told(found, tuple(old if new == old and old is not None else new for new, old in readings))
+
+
+def _report(server: str, label: str, group: list[ThreadFiles]) -> Iterator[Reading]:
+    counts = group[0].counts if len(group) == 1 else None
+    if counts is None:
+        counts = sum((files.counts for files in group if files.counts is not None), Counter[str]())
+    reasons = [files.reason for files in group if files.reason is not None]
+    unreadable = counts.get("unreadable", 0)
+    for wait in WAITS:
+        if reasons:
+            yield signals.THREADS.missing(min(reasons), server, label, wait)
+        elif wait == "unreadable" or not unreadable:
+            yield signals.THREADS.read(counts.get(wait, 0), server, label, wait)
+        else:
+            yield signals.THREADS.missing("permission", server, label, wait)
+    main = group[0].main
+    if len(group) == 1 and main is not None and main != "unreadable":
+        yield signals.MAIN_THREAD.read(1.0, server, label, main)
