@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -288,6 +289,108 @@ def test_a_log_on_fuse_that_was_moved_aside_is_read_to_its_end_under_its_new_nam
     assert len(far.parts) == 2
     assert (far.tail.rotations, far.tail.truncations, far.tail.reason) == (1, 0, None)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs"])
+def test_a_far_log_that_was_copied_and_cut_is_read_from_its_copy(kind: str, node: Node, far: Far) -> None:
+    node.mount(TABLE, kind)
+    node.mounts.refresh(LOOK_SECONDS)
+    far.read()
+    before = set(os.listdir("/proc/self/fd"))
+    for number in (1, 2):
+        with far.path.open("ab") as file:
+            file.write(b"%d before\n" % number)
+        shutil.copy(far.path, f"{far.path}.1")
+        far.path.write_bytes(b"%d after\n" % number)
+        assert far.read() == b"%d before\n%d after\n" % (number, number)
+
+    assert (far.tail.rotations, far.tail.truncations, far.tail.reason) == (0, 2, None)
+    assert (far.tail.bytes_read, far.tail.offset, far.tail.backlog) == (40, 8, 0)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_much_of_a_copy_on_fuse_is_read_in_bounded_turns_though_nothing_stays_open(node: Node, far: Far) -> None:
+    node.mount(TABLE, "fuse.sshfs")
+    node.mounts.refresh(LOOK_SECONDS)
+    far.read()
+    with far.path.open("ab") as file:
+        file.write(b"a" * 100)
+    shutil.copy(far.path, f"{far.path}.1")
+    far.path.write_bytes(b"new\n")
+
+    steps = [b"".join(far.tail.read(40)) for _ in range(4)]
+
+    assert steps == [b"a" * 40, b"a" * 40, b"a" * 20 + b"new\n", b""]
+    assert (far.tail.rotations, far.tail.truncations) == (0, 1)
+
+
+def test_a_log_on_fuse_that_was_cut_without_a_copy_is_read_anew(node: Node, far: Far) -> None:
+    node.mount(TABLE, "fuse.sshfs")
+    node.mounts.refresh(LOOK_SECONDS)
+    far.read()
+    far.path.with_name("x.log.1").write_bytes(b"another\n" * 9)
+    far.path.write_bytes(b"new\n")
+
+    assert far.read() == b"new\n"
+    assert far.parts == [b"first\n", b"new\n"]
+
+
+def paths_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths that os.lstat is called with from here on."""
+    looked, real = list[str](), os.lstat
+
+    def lstat(path: str) -> os.stat_result:
+        looked.append(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    return looked
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_beside_a_near_log_nothing_is_looked_at_where_that_may_wait(
+    is_far: bool, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single file may be a mount of its own, and any name may be one of a copy."""
+    path = node.near / "x.log"
+    path.write_bytes(b"first\n")
+    if is_far:
+        node.mount(f"{TABLE}40 22 0:60 / {path}.2 rw - nfs4 server:/z rw\n")
+        node.mounts.refresh(LOOK_SECONDS)
+    tail = Guards(node.mounts).tail(str(path), os.geteuid())
+    assert b"".join(tail.read(MUCH)) == b"first\n"
+    with path.open("ab") as file:
+        file.write(b"before\n")
+    shutil.copy(path, f"{path}.1")
+    path.write_bytes(b"new\n")
+    looked = paths_looked_at(monkeypatch)
+
+    assert b"".join(tail.read(MUCH)) == (b"new\n" if is_far else b"before\nnew\n")
+    assert (f"{path}.1" in looked) is not is_far
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_where_a_stream_leads_is_not_looked_at_when_that_is_far_here(
+    is_far: bool, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is one of where the process runs; here it may lead to a mount that does not answer."""
+    path, place = node.near / "x.log", node.proc / "7/fd/1"
+    path.write_bytes(b"first\n")
+    place.parent.mkdir()
+    place.symlink_to(path)
+    (node.proc / "7/fdinfo/1").write_text("mnt_id:\t22\n")
+    tail = Guards(node.mounts).tail(str(place), None)
+    assert (b"".join(tail.read(MUCH)), tail.far_mount) == (b"first\n", None)
+    with path.open("ab") as file:
+        file.write(b"before\n")
+    shutil.copy(path, f"{path}.1")
+    path.write_bytes(b"new\n")
+    assert tail._file is not None
+    tail._file.target = str(node.far / "x.log") if is_far else str(path)
+    looked = paths_looked_at(monkeypatch)
+
+    assert b"".join(tail.read(MUCH)) == (b"new\n" if is_far else b"before\nnew\n")
+    assert (str(node.far / "x.log") in looked, str(path) in looked) == (False, not is_far)
 
 
 def test_an_empty_log_on_fuse_is_no_rotation_of_itself(node: Node, far: Far) -> None:

@@ -679,18 +679,37 @@ class FileLife(RuleBasedStateMachine):
         if self.replaced:
             self.catch_up()
         for number in lines:
-            for old in range(9, 0, -1):
-                moved = self.path.with_name(f"x.log.{old}")
-                if moved.exists():
-                    moved.rename(self.path.with_name(f"x.log.{old + 1}"))
+            self.shift()
             self.path.rename(self.path.with_name("x.log.1"))
             self.write("wb", number)
             self.replaced = True
             self.rotations += 1
 
+    def shift(self) -> None:
+        for old in range(9, 0, -1):
+            moved = self.path.with_name(f"x.log.{old}")
+            if moved.exists():
+                moved.rename(self.path.with_name(f"x.log.{old + 1}"))
+
+    @rule(before=st.integers(0, 200), late=st.integers(0, 3), after=st.integers(0, 400))
+    def is_copied_and_cut(self, before: int, late: int, after: int) -> None:
+        """By copytruncate: only what was written between its copy and its cut is lost."""
+        self.look(0)  # what came of a cut before must be known by its beginning
+        if self.replaced or not self.reader.tail.offset:
+            self.catch_up()
+        self.write("ab", before)
+        self.shift()
+        shutil.copy(self.path, self.path.with_name("x.log.1"))
+        is_known, owed = self.reader.tail.offset > 0, self.owed if self.reader.tail.offset else b""
+        self.write("ab", late)
+        self.owed = owed
+        self.write("wb", after)
+        self.replaced = True  # it is read to its end before anything else is done with its names
+        self.truncations += is_known
+
     @rule(lines=st.integers(1, 400))
     def is_cut(self, lines: int) -> None:
-        """By `>` or copytruncate, what it held being read; the new text may be shorter or longer."""
+        """By `>`, what it held being read; the new text may be shorter or longer."""
         self.catch_up()
         was_read = self.size > 0
         self.write("wb", lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -1326,3 +1327,34 @@ def test_of_very_many_events_the_last_are_told_and_all_are_counted(node: Node, m
     assert [event.fields["done"] for event in events(seen)] == [8995.0, 8996.0, 8997.0, 8998.0, 8999.0]
     counted = [one for one in seen if isinstance(one, Reading) and one.labels[1:] == ("load_progress",)]
     assert [one.value for one in counted] == [9000.0]
+
+
+FATAL = "[2026-06-02 08:00:10 TP0] Scheduler hit an exception: Traceback\n"
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_a_fatal_line_that_a_busy_log_got_just_before_it_was_copied_and_emptied_is_told(
+    is_copied: bool, is_named: bool, node: Node
+) -> None:
+    """The log rested, and its folder is not watched here: what was written meanwhile stands in the copy only."""
+    path = node.folder / "stdout"
+    with path.open("a") as writer:
+        place = node.log_place("stdout")
+        stream = replace(place, path=f"/proc/self/fd/{writer.fileno()}")
+        node.server = replace(node.server, logs=(replace(place, owner=os.geteuid()) if is_named else stream,))
+        node.ready = frozenset(("sglang-30000",))
+        node.read()
+        node.write(BUSY)
+        node.read()
+        node.write(FATAL)
+        if is_copied:
+            shutil.copy(path, node.folder / "stdout.1")
+        node.write("[2026-06-02 08:00:11 TP0] Load weight end.\n", mode="w")
+
+        turns = [node.read() for _ in range(RESTS + 1)]
+
+    assert all(not events(seen) for seen in turns[:-1])
+    assert [event.event for event in events(turns[-1])] == ["fatal"] * is_copied + ["load_end"]
+    assert values(turns[-1], "log_lines_total") == {("stdout",): 2.0 + BUSY.count("\n") + is_copied}
+    assert values(turns[-1], "log_truncations_total") == {("stdout",): 1.0}

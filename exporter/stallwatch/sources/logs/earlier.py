@@ -39,12 +39,16 @@ Identity = tuple[int, int]
 
 @dataclass(slots=True)
 class Earlier:
-    """One file of before.  `told`: bytes of it (unpacked) that are not told again."""
+    """One file of before.  `told`: bytes of it (unpacked) that are not told again.
+
+    `changed`: nanoseconds of Unix time of its last change of any kind, which nobody can set; 0 = not looked at.
+    """
 
     path: str
     identity: Identity
     modified: float
     told: int = 0
+    changed: int = 0
 
 
 def is_runtimes(path: str) -> bool:
@@ -86,9 +90,20 @@ def moved_aside(path: str, owner: int | None = None) -> dict[str, list[Earlier]]
         except OSError:
             continue
         if stat.S_ISREG(status.st_mode) and (owner is None or status.st_uid in (0, owner)):
-            file = Earlier(os.path.join(folder, other), (status.st_dev, status.st_ino), status.st_mtime)
+            identity = status.st_dev, status.st_ino
+            file = Earlier(os.path.join(folder, other), identity, status.st_mtime, changed=status.st_ctime_ns)
             found.setdefault(order[0], []).append((order[1], file))
     return {kind: [file for _, file in sorted(files, key=lambda pair: pair[0])] for kind, files in found.items()}
+
+
+def copied_aside(path: str, owner: int, since: int) -> list[Earlier]:
+    """What a log may have been copied to at or after `since` (nanoseconds), before it was cut; none is packed.
+
+    Of each kind of name the file that changed last, when two did at once that with the newest name: whoever copies
+    moves the older copies on first, which changes them, too.
+    """
+    last = [max(reversed(files), key=lambda file: file.changed) for files in moved_aside(path, owner).values()]
+    return [file for file in last if file.changed >= since]
 
 
 def next_in_line(path: str, file: Identity, owner: int | None = None) -> Earlier | None:

@@ -8,6 +8,7 @@ On FUSE no log is kept open between two reads (see Mounts.may_keep), and what is
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -231,6 +232,11 @@ class GuardedTail(LogTail):
             super().close()
         else:
             self._guards.afterwards(self._mount, self._far.close)
+
+    def _is_here(self, path: str) -> bool:
+        mounts = self._guards.mounts
+        is_near = mounts.far(path) is None and mounts.far_around(path) is None
+        return is_near and not mounts.far_inside(os.path.dirname(path))
 
     def _read_far(self, far: LogTail, most_bytes: int) -> Iterator[bytes]:
         seconds = 0.0

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..untrusted_paths import NotAFileError, open_file
-from .earlier import moved_aside, next_in_line
+from .earlier import Earlier, copied_aside, moved_aside, next_in_line
 
 CHUNK_BYTES = 1 << 18
 MOST_ROTATIONS = 64
@@ -52,10 +52,14 @@ class _Open:
     """One opened file and how far it was read.
 
     Only keyed hashes of its text are kept: of the first bytes from `begins` on, and of the last ones that were read.
+    `target` is the path that a stream of a process led to, "" for what was opened by its own path.  `changed`:
+    nanoseconds of Unix time of the last change of any kind that the last look saw.
     """
 
     descriptor: int
     identity: Identity
+    target: str = ""
+    changed: int = 0
     begins: int = 0  # where its content begins: behind a hole
     offset: int = 0
     head: bytes = b""
@@ -63,15 +67,17 @@ class _Open:
     last: bytes = b""
     last_bytes: int = 0
 
-    def matches(self) -> bool:
-        """Whether the file still begins as it did when it was read."""
-        return not self.head_bytes or _digest(os.pread(self.descriptor, self.head_bytes, self.begins)) == self.head
+    def is_cut(self, size: int) -> bool:
+        """Whether the file, of `size` bytes by now, was truncated, or begins otherwise than when it was read."""
+        if size < self.offset:
+            return True
+        return bool(self.head_bytes) and _digest(os.pread(self.descriptor, self.head_bytes, self.begins)) != self.head
 
-    def took(self, chunk: bytes) -> None:
-        """Remember what was read behind the offset, and move it."""
+    def took(self, chunk: bytes, descriptor: int) -> None:
+        """Remember what was read behind the offset, and move it.  `descriptor` of what it was read from."""
         offset = self.offset + len(chunk)
         if self.head_bytes < (wanted := min(FINGERPRINT_BYTES, offset - self.begins)):
-            head = os.pread(self.descriptor, wanted, self.begins)
+            head = os.pread(descriptor, wanted, self.begins)
             self.head, self.head_bytes = _digest(head), len(head)
         self.offset = offset
         self.last, self.last_bytes = _digest(chunk[-FINGERPRINT_BYTES:]), len(chunk[-FINGERPRINT_BYTES:])
@@ -84,10 +90,14 @@ class _Open:
 
     def goes_on_in(self, other: _Open) -> bool:
         """Whether another handle leads to this very file: its inode, and everything that was read is there."""
-        if self.identity[1] != other.identity[1] or not self.head_bytes:
+        return self.identity[1] == other.identity[1] and self.is_in(other.descriptor)
+
+    def is_in(self, descriptor: int) -> bool:
+        """Whether what was read stands in an open file, as far as the hashes show it; False when nothing was."""
+        if not self.head_bytes:
             return False
-        last = os.pread(other.descriptor, self.last_bytes, self.offset - self.last_bytes)
-        head = os.pread(other.descriptor, self.head_bytes, self.begins)
+        last = os.pread(descriptor, self.last_bytes, self.offset - self.last_bytes)
+        head = os.pread(descriptor, self.head_bytes, self.begins)
         return _digest(head) == self.head and _digest(last) == self.last
 
 
@@ -222,7 +232,8 @@ class LogTail:
             self._check(opened)
             if identity is not None and (opened.st_dev, opened.st_ino) != identity:
                 raise FileNotFoundError(errno.ENOENT, "another file")
-            file = _Open(descriptor, (opened.st_dev, opened.st_ino))
+            target = os.readlink(path) if is_stream else ""
+            file = _Open(descriptor, (opened.st_dev, opened.st_ino), target, opened.st_ctime_ns)
             file.begin(opened.st_size)
             file = self._continued(file)
         except OSError:
@@ -238,8 +249,9 @@ class LogTail:
         """
         if (before := self._before) is None:
             return file
-        if before.goes_on_in(file):
-            file = replace(before, descriptor=file.descriptor, identity=file.identity)
+        again = replace(before, descriptor=file.descriptor, identity=file.identity, target=file.target)
+        if before.goes_on_in(file) or self._was_copied(before, again):
+            file = again
         elif before.offset or before.identity != file.identity:
             self.rotations += 1
             self.boundary()
@@ -262,34 +274,118 @@ class LogTail:
 
     def _drain(self, file: _Open, most_bytes: int) -> Iterator[bytes]:
         try:
-            size = self._settle(file)
-            while file.offset < size and most_bytes > 0:
-                chunk = os.pread(file.descriptor, min(CHUNK_BYTES, size - file.offset, most_bytes), file.offset)
-                if not chunk:
-                    break
-                file.took(chunk)
-                self.bytes_read += len(chunk)
-                most_bytes -= len(chunk)
-                yield chunk
-            self.backlog = max(0, size - file.offset)
+            status = os.fstat(file.descriptor)
+            self.modified, self.backlog = status.st_mtime, 0
+            if file.is_cut(status.st_size):
+                for chunk in self._read_copy(file, most_bytes):
+                    most_bytes -= len(chunk)
+                    yield chunk
+                if self.backlog:
+                    return  # what was cut off comes first
+                self.truncations += 1
+                self.boundary()
+                file.begin(status.st_size)
+            file.changed = status.st_ctime_ns
+            yield from self._pieces(file, file.descriptor, status.st_size, most_bytes)
         except OSError as error:  # a stale network handle, an I/O error: open it anew next time
             self._leave()
             self._fail(error)
 
-    def _settle(self, file: _Open) -> int:
-        """The file's size; what was truncated is read from its beginning again."""
-        status = os.fstat(file.descriptor)
-        self.modified = status.st_mtime
-        if status.st_size < file.offset or (file.offset and not file.matches()):
-            self.truncations += 1
-            self.boundary()
-            file.begin(status.st_size)
-        return status.st_size
+    def _pieces(self, file: _Open, descriptor: int, size: int, most_bytes: int) -> Iterator[bytes]:
+        """What stands behind the offset in the file, or in its copy that is open as `descriptor`."""
+        while file.offset < size and most_bytes > 0:
+            chunk = os.pread(descriptor, min(CHUNK_BYTES, size - file.offset, most_bytes), file.offset)
+            if not chunk:
+                break
+            file.took(chunk, descriptor)
+            self.bytes_read += len(chunk)
+            most_bytes -= len(chunk)
+            yield chunk
+        self.backlog = max(0, size - file.offset)
+
+    def _read_copy(self, file: _Open, most_bytes: int) -> Iterator[bytes]:
+        """Of a file that was cut what stands in a copy of it behind the offset, which moves on there.
+
+        With a `backlog` the file is left as it is: it is seen to be cut again, and the copy is found again.
+        """
+        if (descriptor := self._copy_of(file)) is None:
+            return
+        try:
+            yield from self._pieces(file, descriptor, os.fstat(descriptor).st_size, most_bytes)
+        except OSError:
+            self.backlog = 0  # the rest of it is lost
+        finally:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def _was_copied(self, before: _Open, again: _Open) -> bool:
+        """Whether a file that is open again was cut meanwhile, and a copy shows that it is the one of before."""
+        is_it = before.identity == again.identity and again.is_cut(os.fstat(again.descriptor).st_size)
+        if not is_it or (descriptor := self._copy_of(again)) is None:
+            return False
+        os.close(descriptor)
+        return True
+
+    def _copy_of(self, file: _Open) -> int | None:
+        """Open the copy that was made of a file before it was cut, as logrotate's copytruncate does.
+
+        It holds what was read of the file, and changed after the last look at it.  Without the second an old copy
+        would do, too: a log without times begins alike with every start of its server.
+        """
+        if not file.head_bytes:
+            return None
+        owner = os.fstat(file.descriptor).st_uid
+        for path in self._named(file):
+            for found in copied_aside(path, owner, file.changed):
+                if found.identity == file.identity or self.is_apart(found.path):
+                    continue
+                if (descriptor := _opened_copy(found, file, owner)) is not None:
+                    return descriptor
+        return None
+
+    def _named(self, file: _Open) -> Iterator[str]:
+        """Paths of a file that may be looked at, and beside which its copies are.
+
+        A stream is known by what its link says.  This holds where its process runs, and may be another file here.
+        """
+        if not _STREAM.search(self.path):
+            if self._is_here(self.path):
+                yield self.path
+            return
+        root = self.path.rpartition("/fd/")[0] + "/root"
+        for path in (file.target, root + file.target) if file.target.startswith("/") else ():
+            with suppress(OSError):
+                if self._is_here(path) and _identity(os.lstat(path)) == file.identity:
+                    yield path
+                    return
+
+    def _is_here(self, path: str) -> bool:
+        """Whether looking at a path, and beside it, waits for nobody but who is waited for anyway."""
+        return True
 
     def _leave(self) -> None:
         """Close a file that was replaced and is read to its end, or whose handle is worth nothing any more."""
         self._before = self._file
         self.close()
+
+
+def _opened_copy(found: Earlier, file: _Open, owner: int) -> int | None:
+    """A descriptor of a copy of a file; None when it is none, or cannot be read."""
+    try:
+        descriptor = open_file(found.path)
+    except OSError:
+        return None
+    with suppress(OSError):
+        status = os.fstat(descriptor)
+        is_found = _identity(status) == found.identity and status.st_uid in (0, owner)
+        if is_found and status.st_ctime_ns >= file.changed and file.is_in(descriptor):
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino
 
 
 def mark_in(path: str, file: Identity, offset: int, seal: Callable[..., str]) -> str | None:
