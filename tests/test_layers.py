@@ -87,7 +87,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.members": "model descriptors signals config frameworks sources.admission sources.attribution"
     " sources.cgroups"
     " sources.cgroup_state"
-    " sources.discovery sources.process_table sources.procfs",
+    " sources.discovery sources.process_table sources.procfs sources.told",
     "sources.locks": "model signals sources sources.blocking_reads sources.discovery sources.locks_child"
     " sources.procfs",
     "sources.locks_child": "sources.blocking_child",
@@ -110,12 +110,13 @@ ALLOWED: Mapping[str, str] = {
     " sources.process_table sources.procfs sources.readings sources.unit_state sources.untrusted_paths",
     "sources.procfs": "model descriptors sources.cgroup_roots",
     "sources.socket_diag": "",
-    "sources.readings": "model signals sources.logs.streams sources.members",
+    "sources.readings": "model signals sources.logs.streams sources.members sources.told",
     "sources.table": "sources sources.*",
     "sources.sockets": "model signals config frameworks sources sources.connections sources.procfs sources.socket_diag",
     "sources.shm": "model sources sources.blocking_reads sources.procfs sources.shm_child",
     "sources.shm_child": "sources.blocking_child",
-    "sources.threads": "model descriptors signals sources sources.procfs sources.wait_class",
+    "sources.threads": "model descriptors signals sources sources.procfs sources.told sources.wait_class",
+    "sources.told": "model",
     "sources.unit_state": "children sources.cgroups",
     "sources.wait_class": "model",
     "sources.gpus.xid": "",

@@ -11,7 +11,7 @@ from .. import signals
 from ..config import ConfiguredServer
 from ..descriptors import Room
 from ..frameworks import Framework
-from ..model import Process, ProcessId, is_rank_name
+from ..model import Process, ProcessId, Server, is_rank_name
 from .admission import TRUSTED, Berth
 from .attribution import Home
 from .cgroup_state import Surroundings
@@ -19,6 +19,7 @@ from .cgroups import Placement
 from .discovery import Facts
 from .process_table import Known
 from .procfs import Io, KeptFile, ProcFs, Stat, parse_io, parse_stat, reason_of
+from .told import Told
 
 SECOND_LOOK_SECONDS = 1.0
 """A rank is dead when it is missing on two looks this far apart: a single read that raced is no death."""
@@ -290,6 +291,10 @@ class Tracked:
     stopping: bool | None = None
     """Its unit is being stopped on purpose, as last answered; None = nobody was asked, or there is no answer now."""
     ended_at: float | None = None
+    told: dict[object, Told] = field(default_factory=dict)
+    """What was told at the last look, by subject (readings.report)."""
+    shown: tuple[object, Server] | None = None
+    """Its record at the last look, and all that it was made of."""
 
     @property
     def placement(self) -> Placement:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from .. import signals
 from ..model import LogPlace, Observation, Process, ProcessId, Reading, Server, Signal
 from .logs.streams import NO_LOG, StreamPlaces, Whose
 from .members import COUNTERS, LONE_RANK, Member, Tracked
+from .told import again
 
 VIRTUAL_MEMORY = Signal(
     "process_virtual_memory_bytes",
@@ -25,6 +26,31 @@ def report(streams: StreamPlaces, tracked: Tracked, gpus: Mapping[int, Sequence[
 
     `gpus`: PID -> the cards it uses, as far as they are known.
     """
+    before, tracked.told = tracked.told, {}
+
+    def tell(subject: object, found: object, make: Callable[[], Iterable[Reading]]) -> tuple[Reading, ...]:
+        tracked.told[subject] = told = again(before.get(subject), found, make)
+        return told.readings
+
+    itself = (tracked.root_gone, tracked.started_at, tracked.starts, tracked.around.scope_alive, tracked.stopping)
+    yield from tell("server", itself, partial(_itself, tracked))
+    ranks = _watched(tracked)
+    yield from tell("ranks", _seen(tracked, ranks, gpus), partial(_ranks, tracked, ranks, gpus))
+    if tracked.ended_at is not None:
+        return
+    yield server_of(streams, tracked)
+    frozen = tracked.around.frozen
+    yield from tell("frozen", frozen, partial(_answers, signals.SERVER_FROZEN, [frozen], tracked.name))
+    by_label: dict[str, list[Member]] = {}
+    for member in tracked.members.values():
+        by_label.setdefault(member.label, []).append(member)
+    for label, members in by_label.items():
+        yield from tell(("usage", label), _used(tracked, label, members), partial(_usage, tracked, label, members))
+    children = tracked.children
+    yield from tell("children", [*children.seconds.items(), *children.live.items()], partial(_children, tracked))
+
+
+def _itself(tracked: Tracked) -> Iterator[Reading]:
     name = tracked.name
     yield signals.SERVER_ALIVE.read(float(not tracked.root_gone), name)
     yield signals.SERVER_START.read(tracked.started_at, name)
@@ -33,28 +59,37 @@ def report(streams: StreamPlaces, tracked: Tracked, gpus: Mapping[int, Sequence[
         yield signals.SERVER_SCOPE_ALIVE.read(float(tracked.around.scope_alive), name)
     if tracked.stopping is not None:
         yield signals.SERVER_STOPPING.read(float(tracked.stopping), name)
-    yield from _ranks(tracked, gpus)
-    if tracked.ended_at is not None:
-        return
-    yield server_of(streams, tracked)
-    yield from _answers(signals.SERVER_FROZEN, [tracked.around.frozen], name)
-    yield from _usage(tracked)
-    for kind, seconds in tracked.children.seconds.items():
-        yield signals.CHILD_PROCESSES.read(tracked.children.live[kind], name, kind)
-        yield signals.CHILD_CPU.read(seconds, name, kind)
 
 
-def _ranks(tracked: Tracked, gpus: Mapping[int, Sequence[str]]) -> Iterator[Reading]:
+def _watched(tracked: Tracked) -> dict[str, list[Member]]:
+    """Its ranks and engines: dead ones first, and how they are called -> who is that."""
+    found: dict[str, list[Member]] = {rank: [] for rank in tracked.dead_ranks}
+    for member in tracked.members.values():
+        if member.is_watched:
+            found.setdefault(member.rank, []).append(member)
+    return found
+
+
+def _seen(tracked: Tracked, ranks: Mapping[str, Sequence[Member]], gpus: Mapping[int, Sequence[str]]) -> object:
+    """All that `_ranks` tells."""
+    return [
+        (rank, tracked.is_dead(rank), [_sight(member, gpus) for member in members]) for rank, members in ranks.items()
+    ]
+
+
+def _sight(member: Member, gpus: Mapping[int, Sequence[str]]) -> object:
+    pid = member.id.pid
+    return pid, member.missing_since is None, member.traced, gpus.get(pid)
+
+
+def _ranks(
+    tracked: Tracked, ranks: Mapping[str, Sequence[Member]], gpus: Mapping[int, Sequence[str]]
+) -> Iterator[Reading]:
     """0 for the dead, 1 for those that were seen now, unreadable for those missing on one look.
 
     stallwatch_rank_info{server="vllm-8000",rank="TP3",pid="4711",gpu="GPU-8f3b…"} 1, one for each card it uses
     """
-    watched: dict[str, list[Member]] = {}
-    for member in tracked.members.values():
-        if member.is_watched:
-            watched.setdefault(member.rank, []).append(member)
-    for rank in {**tracked.dead_ranks, **watched}:
-        members = watched.get(rank, [])
+    for rank, members in ranks.items():
         if tracked.is_dead(rank):
             yield signals.RANK_ALIVE.read(0.0, tracked.name, rank)
             continue
@@ -78,20 +113,29 @@ def _answers(signal: Signal, answers: Sequence[float | str | None], *labels: str
         yield signal.read(max(answer for answer in known if not isinstance(answer, str)), *labels)
 
 
-def _usage(tracked: Tracked) -> Iterator[Reading]:
-    """Sums per label.  One unreadable process makes the label's value unreadable: never a partial sum."""
-    by_label: dict[str, list[Member]] = {}
-    for member in tracked.members.values():
-        by_label.setdefault(member.label, []).append(member)
-    for label, members in by_label.items():
-        if all(member.missing_since is not None for member in members):
-            continue
-        for index, (signal, kind) in enumerate(COUNTERS):
-            retired = tracked.retired.get((label, index), 0.0)
-            yield _sum(signal, (tracked.name, label, *kind), _counter(members, index), retired)
-        present = [member for member in members if member.missing_since is None]
-        for signal, field in ((signals.RESIDENT_MEMORY, "resident_bytes"), (VIRTUAL_MEMORY, "virtual_bytes")):
-            yield _sum(signal, (tracked.name, label), [_memory(member, field) for member in present], 0.0)
+def _used(tracked: Tracked, label: str, members: Sequence[Member]) -> object:
+    """All that `_usage` tells.  A process that did not run has the very same `usage`."""
+    seen = [(member.usage, member.missing_since is None, member.unreadable) for member in members]
+    return seen, _retired(tracked, label)
+
+
+def _retired(tracked: Tracked, label: str) -> list[float]:
+    """What those had counted that left the label, in the order of COUNTERS."""
+    if not tracked.retired:
+        return [0.0] * len(COUNTERS)
+    return [tracked.retired.get((label, index), 0.0) for index in range(len(COUNTERS))]
+
+
+def _usage(tracked: Tracked, label: str, members: Sequence[Member]) -> Iterator[Reading]:
+    """Sums of a label.  One unreadable process makes the label's value unreadable: never a partial sum."""
+    present = [member for member in members if member.missing_since is None]
+    if not present:
+        return
+    counted = [_counters(member) for member in members if member.usage is not None or member.missing_since is None]
+    for (signal, kind), retired, *values in zip(COUNTERS, _retired(tracked, label), *counted, strict=True):
+        yield _sum(signal, (tracked.name, label, *kind), values, retired)
+    for signal, field in ((signals.RESIDENT_MEMORY, "resident_bytes"), (VIRTUAL_MEMORY, "virtual_bytes")):
+        yield _sum(signal, (tracked.name, label), [_memory(member, field) for member in present], 0.0)
 
 
 def _sum(signal: Signal, labels: tuple[str, ...], values: Sequence[float | str], base: float) -> Reading:
@@ -102,17 +146,15 @@ def _sum(signal: Signal, labels: tuple[str, ...], values: Sequence[float | str],
     return signal.read(base + sum(value for value in values if not isinstance(value, str)), *labels)
 
 
-def _counter(members: Sequence[Member], index: int) -> list[float | str]:
-    """A member that is missing on this look keeps its last value, so that the sum does not fall before it rises."""
-    values: list[float | str] = []
-    for member in members:
-        if member.usage is None:
-            if member.missing_since is None:
-                values.append(member.unreadable or "error")
-            continue
-        value = member.usage.counters()[index]
-        values.append((member.usage.io_reason or "error") if value is None else value)
-    return values
+def _counters(member: Member) -> list[float | str]:
+    """In the order of COUNTERS, or why there is none.
+
+    A member that is missing on this look keeps its last values, so that the sum does not fall before it rises.
+    """
+    usage = member.usage
+    if usage is None:
+        return [member.unreadable or "error"] * len(COUNTERS)
+    return [(usage.io_reason or "error") if value is None else value for value in usage.counters()]
 
 
 def _memory(member: Member, field: str) -> float | str:
@@ -123,7 +165,25 @@ def _memory(member: Member, field: str) -> float | str:
     return float(getattr(member.usage.stat, field))
 
 
+def _children(tracked: Tracked) -> Iterator[Reading]:
+    for kind, seconds in tracked.children.seconds.items():
+        yield signals.CHILD_PROCESSES.read(tracked.children.live[kind], tracked.name, kind)
+        yield signals.CHILD_CPU.read(seconds, tracked.name, kind)
+
+
 def server_of(streams: StreamPlaces, tracked: Tracked) -> Server:
+    """Its record; the very same one while nothing of it changes."""
+    present = [member for member in tracked.members.values() if member.missing_since is None]
+    logs = _logs(streams, tracked)
+    people = [(member.id, member.rank, member.ppid, member.comm) for member in present]
+    made_of = (people, logs, tracked.facts, tracked.home, tracked.configured, tracked.starts, tracked.slurm_job)
+    shown = tracked.shown
+    if shown is None or shown[0] != made_of:
+        shown = tracked.shown = made_of, _server(tracked, present, logs)
+    return shown[1]
+
+
+def _server(tracked: Tracked, present: Sequence[Member], logs: tuple[LogPlace, ...]) -> Server:
     facts, home, configured = tracked.facts, tracked.home, tracked.configured
     port = facts.port or (tracked.framework.default_port if tracked.role == "server" else None)
     return Server(
@@ -132,12 +192,8 @@ def server_of(streams: StreamPlaces, tracked: Tracked) -> Server:
         role="embedded" if tracked.role == "embedded" else "server",
         root=tracked.root,
         started_at=tracked.started_at,
-        processes=tuple(
-            Process(member.id, member.rank, member.ppid, member.comm, member.user)
-            for member in tracked.members.values()
-            if member.missing_since is None
-        ),
-        logs=_logs(streams, tracked),
+        processes=tuple(Process(member.id, member.rank, member.ppid, member.comm, member.user) for member in present),
+        logs=logs,
         ports=(port,) if port and tracked.role == "server" and not facts.headless else (),
         health=configured.health if configured else None,
         starts=tracked.starts,

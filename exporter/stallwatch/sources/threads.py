@@ -12,7 +12,7 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from itertools import compress, repeat
 from operator import ne
 from typing import ClassVar
@@ -22,6 +22,7 @@ from ..descriptors import Room, shares
 from ..model import WAITS, WRITE, Observation, Process, ProcessId, Reading, Scene, Signal
 from . import Host, Moment
 from .procfs import ProcFs, Stat, parse_stat, reason_of
+from .told import Told, again
 from .wait_class import class_of_state, class_of_symbol, class_of_syscall, is_write, writes
 
 READ_BYTES = {"schedstat": 64, "syscall": 4, "wchan": 48}
@@ -62,6 +63,11 @@ class ThreadFiles:
         self.counts: Counter[str] | None = None
         self.main: str | None = None
         self.reason: str | None = None
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        """All that is told of the process."""
+        return (self.reason, self.main, *(self.counts or {}).items())
 
     def close(self) -> None:
         for thread in tuple(self._fds):
@@ -306,7 +312,7 @@ class Threads:
         self._by_number, self._writes = class_of_syscall(machine), writes(machine)
         self._room = Room(shares().threads if most_kept is None else most_kept)
         self._files: dict[ProcessId, ThreadFiles] = {}
-        self._told: dict[tuple[str, str], _Told] = {}  # by server and rank, of the last look
+        self._told: dict[tuple[str, str], Told] = {}  # by server and rank, of the last look
 
     def close(self) -> None:
         for files in self._files.values():
@@ -333,9 +339,9 @@ class Threads:
                 if files.counts is not None or files.reason is not None:
                     by_label.setdefault(process.label, []).append(files)
             for label, group in by_label.items():
-                now_told = _tell(server.name, label, group, told.get((server.name, label)))
-                self._told[server.name, label] = now_told
-                yield from now_told.readings
+                key, found = (server.name, label), [each.said for each in group]
+                self._told[key] = again(told.get(key), found, partial(_report, *key, group))
+                yield from self._told[key].readings
 
     def _look(self, process: Process) -> ThreadFiles:
         files = self._files.get(process.id)
@@ -344,26 +350,6 @@ class Threads:
             self._files[process.id] = files
         files.look()
         return files
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """The readings of one rank, and what they were made of."""
-
-    found: list[tuple[object, ...]]
-    readings: tuple[Reading, ...]
-
-
-def _tell(server: str, label: str, group: list[ThreadFiles], before: _Told | None) -> _Told:
-    """What is told of the processes of one rank; the very same readings where they say what they said before."""
-    found: list[tuple[object, ...]] = [(each.reason, each.main, *(each.counts or {}).items()) for each in group]
-    if before is None:
-        return _Told(found, tuple(_report(server, label, group)))
-    if before.found == found:
-        return before
-    same = {(reading.signal.name, reading.labels): reading for reading in before.readings}
-    readings = ((reading, same.get((reading.signal.name, reading.labels))) for reading in _report(server, label, group))
-    return _Told(found, tuple(old if new == old and old is not None else new for new, old in readings))
 
 
 def _report(server: str, label: str, group: list[ThreadFiles]) -> Iterator[Reading]:
