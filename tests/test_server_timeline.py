@@ -248,7 +248,7 @@ def test_ranks_that_write_stats_lines_are_bounded() -> None:
         stats.put({"running": 1.0}, 0.0, f"DP{number}")
     stats.put({"running": 2.0}, 1.0, "DP0")
 
-    assert stats.running(1.0) == MOST_RANKS + 1
+    assert stats.told(1.0)[0] == MOST_RANKS + 1
 
 
 # --- slow phases -------------------------------------------------------------------------------------------

@@ -347,9 +347,11 @@ class Card:
 
     def silent_age(self, now: float) -> float | None:
         """For how long the driver has not been answering for it; None = it does, or nobody asks any more."""
+        if self.silent_since is None:
+            return None
         asked = [*self.figures.values(), *self.held.values()]
         is_asked = any(figure.track.is_fresh(now) and figure.track.reason == UNRESPONSIVE for figure in asked)
-        return now - self.silent_since if self.silent_since is not None and is_asked else None
+        return now - self.silent_since if is_asked else None
 
     # --- what moved since it was last settled --------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Pure: the same code judges live results and recordings; only `daemon` (or `repla
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from . import signals
@@ -17,7 +17,6 @@ from .model import (
     CHANNELS,
     STARTUP_BUCKETS_SECONDS,
     STRONG_CHANNELS,
-    GpuState,
     ProcessId,
     RankState,
     Server,
@@ -205,11 +204,37 @@ class Episodes:
             verdict.suspect_rank,
         ):
             self.changes.append(Change(timeline.name, before, verdict, evidence.phase))
-        report = describe(timeline, evidence, episode, thresholds, now, wall, self._no_right)
-        timeouts = self._timeline.timeouts_of(report.server.framework)
-        ends = running_deadlines(timeline, evidence, timeouts, now)
-        return replace(
-            report,
+        return self._describe(timeline, server, evidence, verdict, thresholds, now, wall)
+
+    def _describe(
+        self,
+        timeline: ServerTimeline,
+        server: Server,
+        evidence: Evidence,
+        verdict: Verdict,
+        thresholds: Thresholds,
+        now: float,
+        wall: float,
+    ) -> ServerReport:
+        """The report on one server: what was found out, nothing new is judged here."""
+        episode, ranks = self.episode(timeline.name), evidence.ranks
+        phase_start = max(timeline.startup.phase_since, timeline.anchor)
+        ends = running_deadlines(timeline, evidence, self._timeline.timeouts_of(server.framework), now)
+        return ServerReport(
+            server=server,
+            verdict=verdict,
+            since_timestamp=episode.since_timestamp,
+            phase=evidence.phase,
+            phase_start_timestamp=wall - (now - phase_start),
+            phase_budget_seconds=thresholds.budget(evidence.phase),
+            ready=evidence.ready,
+            ranks_alive=sum(1 for rank in ranks if rank.alive and is_rank_name(rank.rank)) if ranks else None,
+            channels=evidence.channels,
+            ranks=tuple(_rank_states(timeline, evidence, server, now)),
+            starts=server.starts,
+            stalled_seconds=episode.stalled_seconds,
+            startup_seconds=episode.startup_seconds,
+            advice=tuple(advice(evidence, verdict, thresholds, self._no_right)),
             deadlines={clock: wall - (now - at) for clock, at in ends.items()},
             similar=self.learned.similar(server),
         )
@@ -346,41 +371,6 @@ def running_deadlines(
     return found
 
 
-def describe(
-    timeline: ServerTimeline,
-    evidence: Evidence,
-    episode: Episode,
-    thresholds: Thresholds,
-    now: float,
-    wall: float,
-    no_right: str,
-) -> ServerReport:
-    """The report on one server: what was found out, nothing new is judged here."""
-    verdict = episode.verdict
-    assert verdict is not None  # noqa: S101  # set by the caller
-    server, startup = _known_server(timeline), timeline.startup
-    phase_start = max(startup.phase_since, timeline.anchor)
-    cards = timeline.cards.of_ranks(timeline.name, now) if timeline.cards else {}
-    return ServerReport(
-        server=server,
-        verdict=verdict,
-        since_timestamp=episode.since_timestamp,
-        phase=evidence.phase,
-        phase_start_timestamp=wall - (now - phase_start),
-        phase_budget_seconds=thresholds.budget(evidence.phase),
-        ready=evidence.ready,
-        ranks_alive=sum(1 for r in evidence.ranks if r.alive and is_rank_name(r.rank)) if evidence.ranks else None,
-        channels=evidence.channels,
-        ranks=tuple(
-            _rank_state(timeline, evidence, server, name, now, cards.get(name, ())) for name in _rank_names(timeline)
-        ),
-        starts=server.starts,
-        stalled_seconds=episode.stalled_seconds,
-        startup_seconds=episode.startup_seconds,
-        advice=tuple(advice(evidence, verdict, thresholds, no_right)),
-    )
-
-
 def _known_server(timeline: ServerTimeline) -> Server:
     """The server, with the release that its log told."""
     server = timeline.server or _unknown_server(timeline)
@@ -397,28 +387,30 @@ def _rank_names(timeline: ServerTimeline) -> list[str]:
     return watched or sorted(timeline.startup.ranks)
 
 
-def _rank_state(
-    timeline: ServerTimeline, evidence: Evidence, server: Server, name: str, now: float, cards: tuple[GpuState, ...]
-) -> RankState:
-    startup, waits = timeline.startup.ranks.get(name), timeline.waits.get(name)
-    if waits is not None and not waits.is_fresh(now):
-        waits = None
-    process = next((process for process in server.processes if process.rank == name), None)
-    phase = startup.phase if startup else None
-    gpus = tuple(sorted(cards, key=lambda card: (natural(card.index), card.gpu)))
-    return RankState(
-        rank=name,
-        pid=process.id.pid if process else None,
-        phase="ready" if evidence.ready and is_rank_name(name) else phase,
-        load_progress=startup.load_progress if startup else None,
-        load_counts=startup.load_counts if startup else None,
-        alive=timeline.is_alive(name),
-        progress_age_seconds=rank_progress_age(timeline, name, now),
-        wait=dict(waits.counts) if waits and waits.counts is not None else None,
-        main_wait=waits.usual_main() if waits else None,
-        gpu=gpus[0].gpu if gpus else None,
-        gpus=gpus,
-    )
+def _rank_states(timeline: ServerTimeline, evidence: Evidence, server: Server, now: float) -> Iterator[RankState]:
+    """In the order in which they are shown."""
+    cards = timeline.cards.of_ranks(timeline.name, now) if timeline.cards else {}
+    pids = {process.rank: process.id.pid for process in reversed(server.processes)}  # of several the first
+    for name in _rank_names(timeline):
+        startup, waits = timeline.startup.ranks.get(name), timeline.waits.get(name)
+        if waits is not None and not waits.is_fresh(now):
+            waits = None
+        gpus = cards.get(name, ())
+        if len(gpus) > 1:
+            gpus = tuple(sorted(gpus, key=lambda card: (natural(card.index), card.gpu)))
+        yield RankState(
+            rank=name,
+            pid=pids.get(name),
+            gpu=gpus[0].gpu if gpus else None,
+            phase="ready" if evidence.ready and is_rank_name(name) else startup.phase if startup else None,
+            load_progress=startup.load_progress if startup else None,
+            alive=timeline.is_alive(name),
+            progress_age_seconds=rank_progress_age(timeline, name, now),
+            wait=dict(waits.counts) if waits and waits.counts is not None else None,
+            main_wait=waits.usual_main() if waits else None,
+            gpus=gpus,
+            load_counts=startup.load_counts if startup else None,
+        )
 
 
 def advice(evidence: Evidence, verdict: Verdict, thresholds: Thresholds, no_right: str = NO_RIGHT) -> list[str]:

@@ -91,14 +91,13 @@ class Stats:
     def _fresh(self, now: float) -> list[Speaker]:
         return [speaker for speaker in self.speakers.values() if speaker.is_fresh(now)]
 
-    def running(self, now: float) -> float | None:
-        return _sum(speaker.running for speaker in self._fresh(now))
-
-    def waiting(self, now: float) -> float | None:
-        return _sum(speaker.waiting for speaker in self._fresh(now))
+    def told(self, now: float) -> tuple[float | None, float | None]:
+        """Requests that run, and that wait."""
+        fresh = self._fresh(now)
+        return _sum([speaker.running for speaker in fresh]), _sum([speaker.waiting for speaker in fresh])
 
     def demand(self, now: float) -> float | None:
-        return _sum((self.running(now), self.waiting(now)))
+        return _sum(self.told(now))
 
     def says_speed(self, now: float) -> bool:
         return any(speaker.says_speed for speaker in self._fresh(now))
@@ -228,14 +227,15 @@ class ServerTimeline:
 
     def demand(self, now: float) -> float | None:
         """Requests that run or wait, by the server's metrics, else by its stats lines; None = not known."""
-        if tracks := self._demand_tracks(now):
-            return sum(track.value or 0.0 for track in tracks)
-        return self.stats.demand(now)
+        return self._demand_by(self._demand_tracks(now), now)
+
+    def _demand_by(self, tracks: list[Track], now: float) -> float | None:
+        return sum(track.value or 0.0 for track in tracks) if tracks else self.stats.demand(now)
 
     def told_demand(self, now: float) -> Iterator[Reading]:
         """What runs and waits by its stats lines, where its own metrics do not say it."""
         if not self._demand_tracks(now):
-            for signal, value in zip(DEMAND, (self.stats.running(now), self.stats.waiting(now)), strict=True):
+            for signal, value in zip(DEMAND, self.stats.told(now), strict=True):
                 if value is not None:
                     yield signal.read(value, self.name)
 
@@ -244,12 +244,13 @@ class ServerTimeline:
 
     def note_demand(self, at: float) -> None:
         """Keep since when work is owed.  What is owed after a time of which nothing is known is owed anew."""
-        if not self.demand(at):
+        tracks = self._demand_tracks(at)
+        if not self._demand_by(tracks, at):
             self.owed_since = None
         elif self.owed_since is None or at > self.demand_until:
             self.owed_since = at
-        gaps = [track.usual_gap for track in self._demand_tracks(at)] or [self.stats.usual_gap]
-        self.demand_until = at + STALE_AFTER_GAPS * max(gaps)
+        gap = max(track.usual_gap for track in tracks) if tracks else self.stats.usual_gap
+        self.demand_until = at + STALE_AFTER_GAPS * gap
 
     def stretch(self, stall_after: float) -> float:
         """What silence must exceed in this phase because a counter in it takes long steps; see Steps."""

@@ -157,11 +157,16 @@ class Waits:
     def usual_main(self) -> str | None:
         """The class the main thread was in most often over the window."""
         mains = [sample.main for sample in self.samples if sample.main is not None]
-        return Counter(mains).most_common(1)[0][0] if mains else None
+        if not mains or mains.count(mains[0]) == len(mains):  # mostly they do not change
+            return mains[0] if mains else None
+        return Counter(mains).most_common(1)[0][0]
 
     def usual_classes(self) -> frozenset[str]:
         """The classes in which threads were at more than half of the looks of the window."""
-        seen = Counter(wait for sample in self.samples for wait in sample.classes)
+        looks = [sample.classes for sample in self.samples]
+        if looks and looks.count(looks[0]) == len(looks):
+            return looks[0]
+        seen = Counter(wait for classes in looks for wait in classes)
         return frozenset(wait for wait, times in seen.items() if 2 * times > len(self.samples))
 
 

@@ -6,7 +6,7 @@ Everything too old is unreadable: a verdict never rests on a stale number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from .. import signals
@@ -37,34 +37,27 @@ class Sight:
 
 def sight_of(timeline: ServerTimeline, now: float, window: float) -> Sight:
     live = _live_labels(timeline, now)
-    tracks = [(timeline.track(signal, timeline.name, label)) for label in live for signal in _STORAGE_SIGNALS]
-    beside = tuple(_beside_storage(timeline, live))
-    unreadable = next(
-        (track for track in (*tracks, *beside) if track is None or not track.is_readable(now)), _ALL_READABLE
-    )
-    since = [track.known_since for track in tracks if track is not None and track.known_since is not None]
+    stored = [timeline.track(signal, timeline.name, label) for label in live for signal in _STORAGE_SIGNALS]
+    watched = [*stored, *_beside_storage(timeline, live)]
+    unread = [track for track in watched if track is None or not track.is_readable(now)]
+    since = [track.known_since for track in stored if track is not None and track.known_since is not None]
     logs = timeline.of(signals.LOG_BYTES).values()
-    looks = [
-        track.read_at
-        for track in (*tracks, *beside, *logs)
-        if track is not None and track.read_at is not None and track.is_readable(now)
-    ]
+    read_logs = [track for track in logs if track.is_readable(now)]
+    read = [track for track in watched if track is not None and track.is_readable(now)] if unread else watched
+    looks = [track.read_at for track in (*read, *read_logs) if track is not None and track.read_at is not None]
     return Sight(
         now=now,
         window=window,
         live=live,
-        storage=bool(live) and unreadable is _ALL_READABLE,
-        storage_reason=unreadable.reason if unreadable is not None else None,
+        storage=bool(live) and not unread,
+        storage_reason=unread[0].reason if unread and unread[0] is not None else None,
         watched_age=now - max(since) if since else math.inf,
         oldest_look=min(looks, default=None),
-        log=_readability(logs, now),
+        log="readable" if read_logs else "unreadable" if logs else "absent",
         log_reason=min((track.reason for track in logs if track.reason is not None), default=None),
-        was_whole=all(track is not None and track.was_readable(now) for track in (*tracks, *beside))
-        and any(track.was_readable(now) for track in logs),
+        was_whole=all(track is not None and track.was_readable(now) for track in unread)
+        and (bool(read_logs) or any(track.was_readable(now) for track in logs)),
     )
-
-
-_ALL_READABLE = Track()
 
 
 def _beside_storage(timeline: ServerTimeline, live: tuple[str, ...]) -> Iterator[Track]:
@@ -80,12 +73,6 @@ def _live_labels(timeline: ServerTimeline, now: float) -> tuple[str, ...]:
         return ranks
     known = {labels[1] for labels in timeline.of(signals.CPU_SECONDS)}
     return tuple(sorted(name for name in known if timeline.is_alive(name) is not False))
-
-
-def _readability(tracks: Iterable[Track], now: float) -> str:
-    if any(track.is_readable(now) for track in tracks):
-        return "readable"
-    return "unreadable" if tracks else "absent"
 
 
 def any_fresh(timeline: ServerTimeline, now: float, *wanted: Signal) -> bool:
