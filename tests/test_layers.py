@@ -71,7 +71,9 @@ ALLOWED: Mapping[str, str] = {
     "sources.logs.shapes": "frameworks sources.logs.text",
     "sources.logs.streams": "model sources.attribution sources.cgroups sources.logs.journal sources.logs.containers"
     " sources.logs.guard sources.logs.mounts sources.procfs",
-    "sources.logs.tail": "model sources.logs.earlier sources.untrusted_paths",
+    "sources.logs.opened": "",
+    "sources.logs.copies": "sources.logs.earlier sources.logs.opened sources.untrusted_paths",
+    "sources.logs.tail": "sources.logs.copies sources.logs.earlier sources.logs.opened sources.untrusted_paths",
     "sources.logs.text": "frameworks",
     "sources.logs.times": "",
     "sources.logs.mounts": "",
@@ -80,9 +82,10 @@ ALLOWED: Mapping[str, str] = {
     "sources.logs.hits": "sources.logs.counters sources.logs.lines sources.logs.times",
     "sources.logs.followed": "model sources.logs.counters sources.logs.decode sources.logs.earlier sources.logs.journal"
     " sources.logs.lines sources.logs.tail",
-    "sources.logs.of_server": "model sources.logs.counters sources.logs.followed sources.logs.places sources.logs.tail",
+    "sources.logs.of_server": "model sources.logs.counters sources.logs.followed sources.logs.opened"
+    " sources.logs.places",
     "sources.logs.past": "model sources sources.logs.counters sources.logs.earlier sources.logs.followed"
-    " sources.logs.guard sources.logs.journal sources.logs.of_server sources.logs.tail",
+    " sources.logs.guard sources.logs.journal sources.logs.of_server sources.logs.opened sources.logs.tail",
     "sources.logs.collector": "model signals frameworks sources sources.logs.*",
     "sources.members": "model descriptors signals config frameworks sources.admission sources.attribution"
     " sources.cgroups"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from stallwatch.sources.logs import copies
 from stallwatch.sources.logs.tail import CHUNK_BYTES, LogTail
 from test_log_life import MUCH, ORDERS, Reader, append
 
-NAMES = {kind: names[-1] for kind, names in ORDERS.items()}
+NAMES = {kind: names[-1] for kind, names in ORDERS.items()} | {"of its own": "{log}-02-06-2026", "by hand": "{log}.old"}
 """What the newest copy is called."""
 
 
@@ -199,6 +201,126 @@ def test_a_copy_that_cannot_be_read_does_not_stop_the_log(
     assert reader.counts() == (0, 1, 0)
 
 
+# --- packed copies --------------------------------------------------------------------------------------------------
+
+
+def packed(copy: Path, content: bytes | None = None) -> Path:
+    """As logrotate does without `delaycompress`: at once."""
+    path = copy.with_name(f"{copy.name}.gz")
+    path.write_bytes(gzip.compress(copy.read_bytes()) if content is None else content)
+    copy.unlink()
+    return path
+
+
+def lines(count: int, word: str) -> bytes:
+    return b"".join(b"%06d %s\n" % (number, word.encode()) for number in range(count))
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_copy_that_was_packed_at_once_is_read_too(name: str, log: Path, reader: Reader) -> None:
+    append(log, b"before\n")
+    packed(copied(log, name))
+    append(log, b"after\n")
+
+    assert reader.read() == b"before\nafter\n"
+    assert reader.counts() == (0, 1, 0)
+
+
+@pytest.mark.parametrize("read", [1, 300, 200_000])
+def test_of_a_packed_copy_is_unpacked_what_was_not_read(read: int, log: Path) -> None:
+    whole, rest = lines(read, "read"), lines(150_000, "not yet")
+    log.write_bytes(whole)
+    reader = Reader(log)
+    reader.read()
+    append(log, rest)
+    packed(copied(log))
+
+    assert reader.read() == rest
+
+
+def test_much_of_a_packed_copy_is_read_in_bounded_steps(log: Path, reader: Reader) -> None:
+    append(log, b"a" * 1000)
+    packed(copied(log))
+    append(log, b"new\n")
+
+    assert [len(reader.read(400)) for _ in range(5)] == [400, 400, 204, 0, 0]
+    assert reader.counts() == (0, 1, 0)
+
+
+def test_behind_a_hole_a_packed_copy_is_known_too(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    with path.open("wb", buffering=0) as writer:
+        writer.seek(3 << 20)
+        writer.write(b"read\n")
+        reader = Reader(path)
+        reader.read()
+        writer.write(b"not yet\n")
+        packed(copied(path))
+
+    assert reader.read() == b"not yet\n"
+
+
+def test_a_copy_that_is_being_packed_is_read_as_it_is(log: Path, reader: Reader) -> None:
+    append(log, b"before\n")
+    copy = copied(log)
+    copy.with_name("server.log.1.gz").write_bytes(gzip.compress(b"first\nbef"))
+
+    assert reader.read() == b"before\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no gzip at all",
+        gzip.compress(b"first"),
+        gzip.compress(b"other\nbefore\n"),
+        gzip.compress(b"first\n")[:-9],
+    ],
+)
+def test_what_is_packed_and_holds_something_else_is_no_copy(content: bytes, log: Path, reader: Reader) -> None:
+    append(log, b"before\n")
+    packed(copied(log), content)
+    append(log, b"after\n")
+    before = len(os.listdir("/proc/self/fd"))
+
+    assert reader.read() == b"after\n"
+    assert reader.counts() == (0, 1, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_packed_copy_costs_no_more_than_allowed(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory: what stands behind the limit is lost.  Time: nothing is unpacked that cannot be reached."""
+    monkeypatch.setattr(copies, "MOST_REST", 1000)
+    log.write_bytes(lines(100, "read"))
+    for most, told in ((copies.MOST_UNPACKED, 1000), (log.stat().st_size, 0)):
+        monkeypatch.setattr(copies, "MOST_UNPACKED", most)
+        log.write_bytes(lines(100, "read"))
+        reader = Reader(log)
+        reader.read()
+        append(log, lines(100_000, "not yet"))
+        packed(copied(log))
+
+        assert len(reader.read()) == told
+
+
+def test_of_a_packed_file_that_begins_otherwise_only_the_beginning_is_unpacked(
+    log: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, pieces, real = copied(log), list[bytes](), copies._pieces
+    packed(copy, gzip.compress(os.urandom(20 * copies.PACKED_BYTES)))
+
+    def counted(descriptor: int) -> Iterator[bytes]:
+        for piece in real(descriptor):
+            pieces.append(piece)
+            yield piece
+
+    monkeypatch.setattr(copies, "_pieces", counted)
+
+    assert reader.read() == b""
+    assert len(pieces) == 1
+
+
 # --- what is no copy ----------------------------------------------------------------------------------------------
 
 
@@ -208,7 +330,7 @@ def test_what_is_not_known_to_be_a_copy_is_not_read(how: str, log: Path, reader:
     copy = copied(log)
     append(log, b"after\n")
     if how == "foreign name":
-        copy.rename(log.with_name("server.log.old"))
+        copy.rename(log.with_name("another.log.1"))
     elif how == "link":
         copy.rename(log.with_name("other"))
         copy.symlink_to("other")
@@ -381,7 +503,7 @@ def test_a_name_that_means_another_file_here_is_not_looked_at(
     append(stream.log, b"before\n")
     shutil.copy(copied(stream.log), other.with_name("server.log.1"))
     stream.says(target.format(other=other))
-    monkeypatch.setattr("stallwatch.sources.logs.tail.copied_aside", lambda *about: pytest.fail(f"looked at {about}"))
+    monkeypatch.setattr("stallwatch.sources.logs.tail.copy_of", lambda *about: pytest.fail(f"looked at {about}"))
 
     assert stream.reader.read() == b""
     assert stream.reader.counts() == (0, 1, 0)

@@ -21,7 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stallwatch.config import Limits
 from stallwatch.frameworks import load_frameworks
 from stallwatch.sources.logs.lines import LogScanner
-from stallwatch.sources.logs.tail import CHUNK_BYTES, FINGERPRINT_BYTES, LogTail
+from stallwatch.sources.logs.opened import FINGERPRINT_BYTES
+from stallwatch.sources.logs.tail import CHUNK_BYTES, LogTail
 from test_logs import Node, key_of, patterned, restarted, values
 from test_logs import seal as seal_of_logs
 

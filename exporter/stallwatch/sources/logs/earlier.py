@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ _NUMBER = re.compile(r"[.-](?P<number>\d{1,3})")
 _TIME = re.compile(r"[._-](?P<time>\d{4}-?\d\d-?\d\d(?:[T_-]?[\d:.-]{2,24})?)")
 
 Identity = tuple[int, int]
+Order = Callable[[str, str], tuple[str, str] | None]
+"""Of a log's name and another one: kind of that name, and what sorts the oldest of its kind first; None = no order."""
 
 
 @dataclass(slots=True)
@@ -80,10 +82,15 @@ def moved_aside(path: str, owner: int | None = None) -> dict[str, list[Earlier]]
 
     `owner`: only files of that user or of root.
     """
+    return beside(path, owner, order_of)
+
+
+def beside(path: str, owner: int | None, order: Order) -> dict[str, list[Earlier]]:
+    """The files in the folder of a path for whose names there is an order: by kind of name, oldest first."""
     folder, name = os.path.split(path)
     found: dict[str, list[tuple[str, Earlier]]] = {}
     for other in _names(folder):
-        if (order := _order(name, other)) is None:
+        if (kind := order(name, other)) is None:
             continue
         try:
             status = os.lstat(os.path.join(folder, other))
@@ -92,18 +99,8 @@ def moved_aside(path: str, owner: int | None = None) -> dict[str, list[Earlier]]
         if stat.S_ISREG(status.st_mode) and (owner is None or status.st_uid in (0, owner)):
             identity = status.st_dev, status.st_ino
             file = Earlier(os.path.join(folder, other), identity, status.st_mtime, changed=status.st_ctime_ns)
-            found.setdefault(order[0], []).append((order[1], file))
+            found.setdefault(kind[0], []).append((kind[1], file))
     return {kind: [file for _, file in sorted(files, key=lambda pair: pair[0])] for kind, files in found.items()}
-
-
-def copied_aside(path: str, owner: int, since: int) -> list[Earlier]:
-    """What a log may have been copied to at or after `since` (nanoseconds), before it was cut; none is packed.
-
-    Of each kind of name the file that changed last, when two did at once that with the newest name: whoever copies
-    moves the older copies on first, which changes them, too.
-    """
-    last = [max(reversed(files), key=lambda file: file.changed) for files in moved_aside(path, owner).values()]
-    return [file for file in last if file.changed >= since]
 
 
 def next_in_line(path: str, file: Identity, owner: int | None = None) -> Earlier | None:
@@ -128,7 +125,7 @@ def in_line(files: list[Earlier], index: int) -> list[Earlier]:
     return line
 
 
-def _order(name: str, other: str) -> tuple[str, str] | None:
+def order_of(name: str, other: str) -> tuple[str, str] | None:
     """Kind of a name, and what sorts the oldest of its kind first; None for the name of something else."""
     stem, dot, ending = name.rpartition(".")
     inside = other.removesuffix(dot + ending).removeprefix(stem) if stem and other.startswith(stem) else ""
@@ -164,7 +161,7 @@ def read_earlier(file: Earlier, keeps: bool = True) -> Generator[bytes]:
     """Its bytes, unpacked; as many as can be read.  `keeps`: whether it stays open from one chunk to the next."""
     if keeps:
         return _read_open(file)
-    return _unpacked(_read_anew(file)) if file.path.endswith(".gz") else _read_anew(file)
+    return unpacked(_read_anew(file)) if file.path.endswith(".gz") else _read_anew(file)
 
 
 def _read_open(file: Earlier) -> Generator[bytes]:
@@ -205,7 +202,7 @@ def _is(file: Earlier, descriptor: int) -> bool:
     return stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) == file.identity
 
 
-def _unpacked(packed: Iterable[bytes]) -> Generator[bytes]:
+def unpacked(packed: Iterable[bytes]) -> Generator[bytes]:
     """Several gzip members, one after the other, until there is no more or something else."""
     engine = zlib.decompressobj(_GZIP)
     for part in packed:

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from ...model import LogPlace, LogSums, ProcessId, Reading, Server
 from .counters import Before, total_of
 from .followed import FollowedLog
+from .opened import Identity
 from .places import LogPlaces
-from .tail import Identity
 
 Place = tuple[str, Identity, int, str]
 """One followed log: name, file, bytes of the file that were read, and their mark."""

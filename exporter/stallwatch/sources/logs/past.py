@@ -15,7 +15,8 @@ from .followed import FollowedLog
 from .guard import Guards, Questions
 from .journal import JournalTail
 from .of_server import Place, ServerLogs
-from .tail import Identity, LogTail, mark_in
+from .opened import Identity
+from .tail import LogTail, mark_in
 
 MOST_SUMS = 256
 """Logs of a server of which it is kept what was counted of them, closed ones included; of more the events only."""

@@ -9,10 +9,8 @@ is opened for its server only: it is no link, and belongs to the server's user o
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,17 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..untrusted_paths import NotAFileError, open_file
-from .earlier import Earlier, copied_aside, moved_aside, next_in_line
+from .copies import copy_of
+from .earlier import moved_aside, next_in_line
+from .opened import FINGERPRINT_BYTES, Identity, OpenFile, identity_of
 
 CHUNK_BYTES = 1 << 18
 MOST_ROTATIONS = 64
 """Files that one read goes through, one after the other."""
-FINGERPRINT_BYTES = 1024
-"""The first bytes of a file tell whether it was truncated and has grown again beyond what was read."""
-
-BLOCK_BYTES = 1 << 16
-"""The largest block of usual file systems: the one in which a hole ends begins with NUL bytes."""
-
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 _REASONS = {
     errno.ENOENT: "vanished",
@@ -41,64 +35,6 @@ _REASONS = {
 }
 _STREAM = re.compile(r"/(?:[0-9]+|self)/fd/[0-9]+\Z")
 """The kernel's own link to what a process has open."""
-_KEY = secrets.token_bytes(16)
-
-Identity = tuple[int, int]
-"""Device and inode."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """One opened file and how far it was read.
-
-    Only keyed hashes of its text are kept: of the first bytes from `begins` on, and of the last ones that were read.
-    `target` is the path that a stream of a process led to, "" for what was opened by its own path.  `changed`:
-    nanoseconds of Unix time of the last change of any kind that the last look saw.
-    """
-
-    descriptor: int
-    identity: Identity
-    target: str = ""
-    changed: int = 0
-    begins: int = 0  # where its content begins: behind a hole
-    offset: int = 0
-    head: bytes = b""
-    head_bytes: int = 0
-    last: bytes = b""
-    last_bytes: int = 0
-
-    def is_cut(self, size: int) -> bool:
-        """Whether the file, of `size` bytes by now, was truncated, or begins otherwise than when it was read."""
-        if size < self.offset:
-            return True
-        return bool(self.head_bytes) and _digest(os.pread(self.descriptor, self.head_bytes, self.begins)) != self.head
-
-    def took(self, chunk: bytes, descriptor: int) -> None:
-        """Remember what was read behind the offset, and move it.  `descriptor` of what it was read from."""
-        offset = self.offset + len(chunk)
-        if self.head_bytes < (wanted := min(FINGERPRINT_BYTES, offset - self.begins)):
-            head = os.pread(descriptor, wanted, self.begins)
-            self.head, self.head_bytes = _digest(head), len(head)
-        self.offset = offset
-        self.last, self.last_bytes = _digest(chunk[-FINGERPRINT_BYTES:]), len(chunk[-FINGERPRINT_BYTES:])
-
-    def begin(self, size: int) -> None:
-        """Read from the beginning, of which nothing is known yet.  `size` of the file, in bytes."""
-        self.begins = self.offset = _first_data(self.descriptor, size)
-        self.head = self.last = b""
-        self.head_bytes = self.last_bytes = 0
-
-    def goes_on_in(self, other: _Open) -> bool:
-        """Whether another handle leads to this very file: its inode, and everything that was read is there."""
-        return self.identity[1] == other.identity[1] and self.is_in(other.descriptor)
-
-    def is_in(self, descriptor: int) -> bool:
-        """Whether what was read stands in an open file, as far as the hashes show it; False when nothing was."""
-        if not self.head_bytes:
-            return False
-        last = os.pread(descriptor, self.last_bytes, self.offset - self.last_bytes)
-        head = os.pread(descriptor, self.head_bytes, self.begins)
-        return _digest(head) == self.head and _digest(last) == self.last
 
 
 @dataclass(slots=True)
@@ -124,8 +60,8 @@ class LogTail:
     found: int | None = None
     modified: float | None = None
     reason: str | None = None
-    _file: _Open | None = field(default=None, repr=False)
-    _before: _Open | None = field(default=None, repr=False)  # closed; what is opened next may go on where it ended
+    _file: OpenFile | None = field(default=None, repr=False)
+    _before: OpenFile | None = field(default=None, repr=False)  # closed; what is opened next may go on where it ended
     _rests: bool = field(default=False, repr=False)  # it was closed before it was known to be read to its end
 
     @property
@@ -214,7 +150,7 @@ class LogTail:
             self.reason = None
         return self._file is not None
 
-    def _follow_on(self, file: _Open) -> None:
+    def _follow_on(self, file: OpenFile) -> None:
         """Leave a file that was replaced and is read to its end for the one that came next."""
         after = next_in_line(self.path, file.identity, self.owner)
         self._leave()
@@ -222,7 +158,7 @@ class LogTail:
             with suppress(OSError):  # it is gone, or another one by now: the file at the path comes next
                 self._file = self._opened(os.lstat(after.path), after.path, after.identity)
 
-    def _opened(self, found: os.stat_result, path: str, identity: Identity | None = None) -> _Open:
+    def _opened(self, found: os.stat_result, path: str, identity: Identity | None = None) -> OpenFile:
         self._check(found)
         follows = self.owner is None and identity is None
         is_stream = follows and _STREAM.search(path)
@@ -233,7 +169,7 @@ class LogTail:
             if identity is not None and (opened.st_dev, opened.st_ino) != identity:
                 raise FileNotFoundError(errno.ENOENT, "another file")
             target = os.readlink(path) if is_stream else ""
-            file = _Open(descriptor, (opened.st_dev, opened.st_ino), target, opened.st_ctime_ns)
+            file = OpenFile(descriptor, (opened.st_dev, opened.st_ino), target, opened.st_ctime_ns)
             file.begin(opened.st_size)
             file = self._continued(file)
         except OSError:
@@ -242,7 +178,7 @@ class LogTail:
         self.found = opened.st_size if self.found is None else self.found
         return file
 
-    def _continued(self, file: _Open) -> _Open:
+    def _continued(self, file: OpenFile) -> OpenFile:
         """A file that was opened: the one that was followed before, by another handle, or its successor.
 
         A stale handle is opened anew, and a mount that went and came has another number of its device.
@@ -272,7 +208,7 @@ class LogTail:
         self.errors += reason != self.reason
         self.reason = reason
 
-    def _drain(self, file: _Open, most_bytes: int) -> Iterator[bytes]:
+    def _drain(self, file: OpenFile, most_bytes: int) -> Iterator[bytes]:
         try:
             status = os.fstat(file.descriptor)
             self.modified, self.backlog = status.st_mtime, 0
@@ -291,7 +227,7 @@ class LogTail:
             self._leave()
             self._fail(error)
 
-    def _pieces(self, file: _Open, descriptor: int, size: int, most_bytes: int) -> Iterator[bytes]:
+    def _pieces(self, file: OpenFile, descriptor: int, size: int, most_bytes: int) -> Iterator[bytes]:
         """What stands behind the offset in the file, or in its copy that is open as `descriptor`."""
         while file.offset < size and most_bytes > 0:
             chunk = os.pread(descriptor, min(CHUNK_BYTES, size - file.offset, most_bytes), file.offset)
@@ -303,7 +239,7 @@ class LogTail:
             yield chunk
         self.backlog = max(0, size - file.offset)
 
-    def _read_copy(self, file: _Open, most_bytes: int) -> Iterator[bytes]:
+    def _read_copy(self, file: OpenFile, most_bytes: int) -> Iterator[bytes]:
         """Of a file that was cut what stands in a copy of it behind the offset, which moves on there.
 
         With a `backlog` the file is left as it is: it is seen to be cut again, and the copy is found again.
@@ -318,7 +254,7 @@ class LogTail:
             with suppress(OSError):
                 os.close(descriptor)
 
-    def _was_copied(self, before: _Open, again: _Open) -> bool:
+    def _was_copied(self, before: OpenFile, again: OpenFile) -> bool:
         """Whether a file that is open again was cut meanwhile, and a copy shows that it is the one of before."""
         is_it = before.identity == again.identity and again.is_cut(os.fstat(again.descriptor).st_size)
         if not is_it or (descriptor := self._copy_of(again)) is None:
@@ -326,24 +262,12 @@ class LogTail:
         os.close(descriptor)
         return True
 
-    def _copy_of(self, file: _Open) -> int | None:
-        """Open the copy that was made of a file before it was cut, as logrotate's copytruncate does.
+    def _copy_of(self, file: OpenFile) -> int | None:
+        """Open the copy that was made of a file before it was cut; None where none is found."""
+        copies = (copy_of(file, path, self.is_apart) for path in self._named(file))
+        return next((copy for copy in copies if copy is not None), None)
 
-        It holds what was read of the file, and changed after the last look at it.  Without the second an old copy
-        would do, too: a log without times begins alike with every start of its server.
-        """
-        if not file.head_bytes:
-            return None
-        owner = os.fstat(file.descriptor).st_uid
-        for path in self._named(file):
-            for found in copied_aside(path, owner, file.changed):
-                if found.identity == file.identity or self.is_apart(found.path):
-                    continue
-                if (descriptor := _opened_copy(found, file, owner)) is not None:
-                    return descriptor
-        return None
-
-    def _named(self, file: _Open) -> Iterator[str]:
+    def _named(self, file: OpenFile) -> Iterator[str]:
         """Paths of a file that may be looked at, and beside which its copies are.
 
         A stream is known by what its link says.  This holds where its process runs, and may be another file here.
@@ -355,7 +279,7 @@ class LogTail:
         root = self.path.rpartition("/fd/")[0] + "/root"
         for path in (file.target, root + file.target) if file.target.startswith("/") else ():
             with suppress(OSError):
-                if self._is_here(path) and _identity(os.lstat(path)) == file.identity:
+                if self._is_here(path) and identity_of(os.lstat(path)) == file.identity:
                     yield path
                     return
 
@@ -367,25 +291,6 @@ class LogTail:
         """Close a file that was replaced and is read to its end, or whose handle is worth nothing any more."""
         self._before = self._file
         self.close()
-
-
-def _opened_copy(found: Earlier, file: _Open, owner: int) -> int | None:
-    """A descriptor of a copy of a file; None when it is none, or cannot be read."""
-    try:
-        descriptor = open_file(found.path)
-    except OSError:
-        return None
-    with suppress(OSError):
-        status = os.fstat(descriptor)
-        is_found = _identity(status) == found.identity and status.st_uid in (0, owner)
-        if is_found and status.st_ctime_ns >= file.changed and file.is_in(descriptor):
-            return descriptor
-    os.close(descriptor)
-    return None
-
-
-def _identity(status: os.stat_result) -> Identity:
-    return status.st_dev, status.st_ino
 
 
 def mark_in(path: str, file: Identity, offset: int, seal: Callable[..., str]) -> str | None:
@@ -410,22 +315,6 @@ def _mark(descriptor: int, offset: int, seal: Callable[..., str]) -> str | None:
     except OSError:
         return None
     return seal("mark", head, last) if len(last) == offset - begin else None
-
-
-def _first_data(descriptor: int, size: int) -> int:
-    """Where the file's content begins: a writer that keeps its offset leaves a hole when it is truncated."""
-    try:
-        begins = min(size, os.lseek(descriptor, 0, os.SEEK_DATA))
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            return size  # nothing but a hole
-        begins = 0  # a file system that does not know
-    head = os.pread(descriptor, min(BLOCK_BYTES, size - begins), begins)
-    return begins + len(head) - len(head.lstrip(b"\0"))
-
-
-def _digest(head: bytes) -> bytes:
-    return hashlib.blake2b(head, digest_size=8, key=_KEY).digest()
 
 
 class FolderWatch:
