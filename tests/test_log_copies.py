@@ -48,6 +48,11 @@ def change_later(path: Path, than: Path) -> None:
         path.chmod(0o640)
 
 
+def write_later(path: Path, than: Path) -> None:
+    while path.stat().st_mtime_ns <= than.stat().st_mtime_ns:
+        os.utime(path)
+
+
 # --- what is read from a copy -----------------------------------------------------------------------------------
 
 
@@ -370,19 +375,40 @@ def test_a_file_that_holds_something_else_is_no_copy(content: bytes, told: bytes
     assert reader.read() == told + b"new\n"
 
 
-@pytest.mark.parametrize("is_old", [True, False])
-def test_an_old_copy_of_a_log_without_times_is_not_read_as_if_it_were_new(is_old: bool, log: Path) -> None:
+@pytest.mark.parametrize("how", ["new", "old", "old and given away since", "written by a clock that is ahead"])
+def test_an_old_copy_of_a_log_without_times_is_not_read_as_if_it_were_new(how: str, log: Path) -> None:
     """Every start of such a server begins alike.  What an earlier one ended with must not be told of this one."""
     copy = log.with_name("server.log.1")
     copy.write_bytes(b"loading\nserving\nfatal\n")
     log.write_bytes(b"loading\nserving\n")
-    change_later(*((log, copy) if is_old else (copy, log)))
+    if how == "new":
+        write_later(copy, log)
+    elif how == "written by a clock that is ahead":
+        os.utime(copy, (1 << 33, 1 << 33))
+        change_later(log, copy)
+    else:
+        write_later(log, copy)
     reader = Reader(log)
     reader.read()
+    if how == "old and given away since":  # as a script may do with the whole folder before it starts the server
+        change_later(copy, log)
     log.write_bytes(b"loading\n")
 
-    assert reader.read() == (b"" if is_old else b"fatal\n") + b"loading\n"
+    assert reader.read() == (b"fatal\n" if how == "new" else b"") + b"loading\n"
     assert reader.counts() == (0, 1, 0)
+
+
+def test_the_time_of_a_packed_copy_may_be_one_in_whole_seconds(log: Path) -> None:
+    for behind, told in ((0, b"before\n"), (1, b"")):
+        log.write_bytes(b"first\n")
+        os.utime(log, ns=(0, 1_796_000_000_999_999_999))
+        reader = Reader(log)
+        reader.read()
+        append(log, b"before\n")
+        copy = packed(copied(log))
+        os.utime(copy, (0, 1_796_000_000 - behind))
+
+        assert reader.read() == told
 
 
 @pytest.mark.parametrize("name", ["server.log.1", "server.log-20260602"])

@@ -1349,7 +1349,7 @@ def test_a_fatal_line_that_a_busy_log_got_just_before_it_was_copied_and_emptied_
         node.read()
         node.write(FATAL)
         if is_copied:
-            shutil.copy(path, node.folder / "stdout.1")
+            shutil.copy2(path, node.folder / "stdout.1")
         node.write("[2026-06-02 08:00:11 TP0] Load weight end.\n", mode="w")
 
         turns = [node.read() for _ in range(RESTS + 1)]

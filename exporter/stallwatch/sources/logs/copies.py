@@ -3,7 +3,8 @@
 A copy lies beside the log, under a name that begins with the log's or has a number or a date in it, packed or not.
 It is known by what it holds: what was read of the log before.  That alone proves nothing: a log without times begins
 alike with every start of its server, so that an old copy, of an earlier start, may hold the same.  So it must also have
-changed after the last look at the log: what it holds more than was read by then was written later.
+been written, and changed, after what the last look at the log saw: what it holds more than was read was written later.
+Both, because a time of writing can be set, and to move a file or to give it away changes it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .earlier import Earlier, beside, order_of, unpacked
 from .opened import OpenFile, identity_of
 
 PACKED = ".gz"
+SECOND = 1_000_000_000
 PACKED_BYTES = 1 << 16
 MOST_UNPACKED = 256 << 20
 """Bytes of a packed copy that are gone through: half a second of one core.  What stands further behind is not found."""
@@ -35,7 +37,7 @@ def copy_of(file: OpenFile, path: str, is_apart: Callable[[str], bool]) -> int |
     if not file.head_bytes:
         return None
     owner = os.fstat(file.descriptor).st_uid
-    for found in _changed_last(path, owner, file.changed)[:MOST_COPIES]:
+    for found in _changed_last(path, owner, file)[:MOST_COPIES]:
         if found.identity == file.identity or is_apart(found.path):
             continue
         if (descriptor := _opened(found, file, owner)) is not None:
@@ -43,16 +45,21 @@ def copy_of(file: OpenFile, path: str, is_apart: Callable[[str], bool]) -> int |
     return None
 
 
-def _changed_last(path: str, owner: int, since: int) -> list[Earlier]:
-    """Of each kind of name the file that changed last, if it did at or after `since` (nanoseconds); packed ones last.
+def _changed_last(path: str, owner: int, file: OpenFile) -> list[Earlier]:
+    """Of each kind of name that one of the fresh files that changed last; packed ones behind the others.
 
     Whoever makes a copy moves the older ones on first, which changes them, too.  When two changed at once it is the
     one with the newest name.
     """
-    kinds = beside(path, owner, _order)
-    last = [max(reversed(files), key=lambda file: file.changed) for files in kinds.values()]
-    fresh = [file for file in last if file.changed >= since]
-    return sorted(fresh, key=lambda file: (file.path.endswith(PACKED), -file.changed))
+    fresh = [[one for one in files if _is_fresh(one, file)] for files in beside(path, owner, _order).values()]
+    last = [max(reversed(files), key=lambda one: one.changed) for files in fresh if files]
+    return sorted(last, key=lambda one: (one.path.endswith(PACKED), -one.changed))
+
+
+def _is_fresh(found: Earlier, file: OpenFile) -> bool:
+    """Equal times do, for those of many file systems are coarse.  Some programs that pack set whole seconds."""
+    since = file.written if not found.path.endswith(PACKED) else file.written // SECOND * SECOND
+    return found.changed >= file.changed and found.written >= since
 
 
 def _order(name: str, other: str) -> tuple[str, str] | None:

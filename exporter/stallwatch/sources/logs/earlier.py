@@ -43,13 +43,15 @@ Order = Callable[[str, str], tuple[str, str] | None]
 class Earlier:
     """One file of before.  `told`: bytes of it (unpacked) that are not told again.
 
-    `changed`: nanoseconds of Unix time of its last change of any kind, which nobody can set; 0 = not looked at.
+    `written`: when that was last done, and `changed`: of its last change of any kind, which nobody can set (both in
+    nanoseconds of Unix time; 0 = not looked at).
     """
 
     path: str
     identity: Identity
     modified: float
     told: int = 0
+    written: int = 0
     changed: int = 0
 
 
@@ -98,7 +100,8 @@ def beside(path: str, owner: int | None, order: Order) -> dict[str, list[Earlier
             continue
         if stat.S_ISREG(status.st_mode) and (owner is None or status.st_uid in (0, owner)):
             identity = status.st_dev, status.st_ino
-            file = Earlier(os.path.join(folder, other), identity, status.st_mtime, changed=status.st_ctime_ns)
+            times = status.st_mtime, 0, status.st_mtime_ns, status.st_ctime_ns
+            file = Earlier(os.path.join(folder, other), identity, *times)
             found.setdefault(kind[0], []).append((kind[1], file))
     return {kind: [file for _, file in sorted(files, key=lambda pair: pair[0])] for kind, files in found.items()}
 

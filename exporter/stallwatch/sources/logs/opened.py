@@ -29,13 +29,14 @@ class OpenFile:
     """One opened file and how far it was read.
 
     Only keyed hashes of its text are kept: of the first bytes from `begins` on, and of the last ones that were read.
-    `target` is the path that a stream of a process led to, "" for what was opened by its own path.  `changed`:
-    nanoseconds of Unix time of the last change of any kind that the last look saw.
+    `target` is the path that a stream of a process led to, "" for what was opened by its own path.  `written` and
+    `changed`: nanoseconds of Unix time of the last writing, and of the last change of any kind, that the last look saw.
     """
 
     descriptor: int
     identity: Identity
     target: str = ""
+    written: int = 0
     changed: int = 0
     begins: int = 0  # where its content begins: behind a hole
     offset: int = 0
@@ -49,6 +50,10 @@ class OpenFile:
         if size < self.offset:
             return True
         return bool(self.head_bytes) and not self.begins_in(self.descriptor)
+
+    def saw(self, status: os.stat_result) -> None:
+        """Remember when it was as it is read now."""
+        self.written, self.changed = status.st_mtime_ns, status.st_ctime_ns
 
     def took(self, chunk: bytes, descriptor: int) -> None:
         """Remember what was read behind the offset, and move it.  `descriptor` of what it was read from."""

@@ -169,7 +169,7 @@ class LogTail:
             if identity is not None and (opened.st_dev, opened.st_ino) != identity:
                 raise FileNotFoundError(errno.ENOENT, "another file")
             target = os.readlink(path) if is_stream else ""
-            file = OpenFile(descriptor, (opened.st_dev, opened.st_ino), target, opened.st_ctime_ns)
+            file = OpenFile(descriptor, identity_of(opened), target)
             file.begin(opened.st_size)
             file = self._continued(file)
         except OSError:
@@ -221,7 +221,7 @@ class LogTail:
                 self.truncations += 1
                 self.boundary()
                 file.begin(status.st_size)
-            file.changed = status.st_ctime_ns
+            file.saw(status)
             yield from self._pieces(file, file.descriptor, status.st_size, most_bytes)
         except OSError as error:  # a stale network handle, an I/O error: open it anew next time
             self._leave()
