@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..model import ProcessId
 from .blocking_reads import CommandLine
@@ -44,7 +44,11 @@ class Known:
     failures: int = 0  # readings in a row that hung or failed
     clock: int | None = None  # its CPU time just before stat was read
     read_at: float = float("-inf")  # the last look that read stat, or knew it to be the same
+    id: ProcessId = field(init=False)
     _read_as: tuple[str, int] = ("", 0)  # comm and stack when the command line was read
+
+    def __post_init__(self) -> None:
+        self.id = self.stat.id
 
     @property
     def is_changed(self) -> bool:
@@ -73,10 +77,6 @@ class Known:
             self.command = command
         self.failures = self.failures + 1 if command.reason in _ASKED_AGAIN else 0
         self.command_read, self._read_as = now, (self.stat.comm, self.stat.start_stack)
-
-    @property
-    def id(self) -> ProcessId:
-        return self.stat.id
 
 
 def in_turn(due: Iterable[Known]) -> list[Known]:
@@ -125,7 +125,7 @@ class ProcessTable:
 
     def find(self, process: ProcessId) -> Known | None:
         known = self._known.get(process.pid)
-        return known if known is not None and known.id == process else None
+        return known if known is not None and known.id.start_ticks == process.start_ticks else None
 
     def look(self, now: float) -> None:
         """Find new, changed and vanished processes."""
@@ -140,7 +140,7 @@ class ProcessTable:
             known = self._known.get(pid)
             if known is None or now - known.first_seen > YOUNG_SECONDS:
                 self._young.discard(pid)
-            if known is not None and not self._stands_still(known, now):
+            if known is not None and not self._stands_still(known, self._proc.cpu_clock(pid), now):
                 self._refresh(pid, now)
 
     def refresh(self, process: ProcessId, now: float, read: Callable[[], Stat | None] = lambda: None) -> None:
@@ -149,7 +149,9 @@ class ProcessTable:
         Not if no thread of it ran since.  `read`: a cheaper way to its stat; None where there is none any more.
         """
         known = self._known.get(process.pid)
-        if known is not None and (known.read_at == now or self._stands_still(known, now)):
+        if known is not None and known.read_at == now:
+            return
+        if known is not None and self._stands_still(known, self._proc.cpu_clock(process.pid), now):
             return
         self._refresh(process.pid, now, read)
 
@@ -169,9 +171,8 @@ class ProcessTable:
 
     def _look_for(self, pid: int, now: float) -> None:
         """The process that may have got this PID; that of a thread has no clock of a process."""
-        known = self._known.get(pid)
-        is_there = self._proc.cpu_clock(pid) is not None if known is None else not self._stands_still(known, now)
-        if is_there:
+        known, clock = self._known.get(pid), self._proc.cpu_clock(pid)
+        if clock is not None if known is None else not self._stands_still(known, clock, now):
             self._refresh(pid, now)
 
     def _list_if_forked(self, now: float, full: bool) -> None:
@@ -202,9 +203,14 @@ class ProcessTable:
         self._listed = listed if is_whole else None
         if full:
             self._full_look = now
-            for known in tuple(self._known.values()):
-                if not self._stands_still(known, now):
-                    self._refresh(known.stat.pid, now)
+            self._refresh_all(now)
+
+    def _refresh_all(self, now: float) -> None:
+        """Nearly all stand still, so their clocks are asked for at once."""
+        clocks = self._proc.cpu_clocks(list(self._known))
+        for known, clock in zip(tuple(self._known.values()), clocks, strict=True):
+            if not self._stands_still(known, clock, now):
+                self._refresh(known.stat.pid, now)
 
     def _lose(self, pid: int) -> None:
         """The process is gone."""
@@ -213,11 +219,15 @@ class ProcessTable:
         self._told.pop(pid, None)
         self._changed.pop(pid, None)
 
-    def _stands_still(self, known: Known, now: float) -> bool:
-        """Whether stat would say the same: no thread of it ran, and it was not left to another parent."""
+    def _stands_still(self, known: Known, clock: int | None, now: float) -> bool:
+        """Whether stat would say the same: no thread of it ran, and it was not left to another parent.
+
+        `clock`: of the process as of now.
+        """
+        if clock is None or clock != known.clock:
+            return False
         parent = self._known.get(known.stat.ppid)
-        is_there = parent is not None and parent.stat.start_ticks <= known.stat.start_ticks
-        if not is_there or known.clock is None or known.clock != self._proc.cpu_clock(known.stat.pid):
+        if parent is None or parent.stat.start_ticks > known.stat.start_ticks:
             return False
         known.read_at = now
         return True
