@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from stallwatch.sources.logs import copies
+from stallwatch.sources.logs.earlier import Earlier, Order, beside
+from stallwatch.sources.logs.opened import OpenFile
 from stallwatch.sources.logs.tail import CHUNK_BYTES, LogTail
 from test_log_life import MUCH, ORDERS, Reader, append
 
@@ -166,6 +168,7 @@ def test_behind_a_hole_the_copy_is_known_too(tmp_path: Path) -> None:
 
 
 def test_a_handle_that_went_stale_as_the_log_was_cut_loses_nothing(log: Path, reader: Reader) -> None:
+    before = len(os.listdir("/proc/self/fd"))
     append(log, b"before\n")
     reader.tail._leave()
     copied(log)
@@ -173,6 +176,20 @@ def test_a_handle_that_went_stale_as_the_log_was_cut_loses_nothing(log: Path, re
 
     assert reader.read() == b"before\nafter\n"
     assert reader.counts() == (0, 1, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_is_not_seen_to_be_cut_is_not_read_on_because_there_is_a_copy(log: Path) -> None:
+    """It begins as before, and is longer, but is another one where the reading ended."""
+    log.write_bytes(b"a" * 2000 + b"read\n")
+    reader = Reader(log)
+    reader.read()
+    append(log, b"not yet\n")
+    reader.tail._leave()
+    copied(log)
+    append(log, b"a" * 2000 + b"something else\n")
+
+    assert reader.read() == b"a" * 2000 + b"something else\n"
 
 
 def test_nothing_stays_open_of_a_copy(log: Path, reader: Reader) -> None:
@@ -295,7 +312,8 @@ def test_what_is_packed_and_holds_something_else_is_no_copy(content: bytes, log:
 
 
 def test_a_packed_copy_costs_no_more_than_allowed(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory: what stands behind the limit is lost.  Time: nothing is unpacked that cannot be reached."""
+    """Memory: what stands behind the limit is lost.  Time: nothing is unpacked that cannot be reached, or kept."""
+    pieces = pieces_unpacked(monkeypatch)
     monkeypatch.setattr(copies, "MOST_REST", 1000)
     log.write_bytes(lines(100, "read"))
     for most, told in ((copies.MOST_UNPACKED, 1000), (log.stat().st_size, 0)):
@@ -307,13 +325,12 @@ def test_a_packed_copy_costs_no_more_than_allowed(log: Path, monkeypatch: pytest
         packed(copied(log))
 
         assert len(reader.read()) == told
+    assert len(pieces) == 1
 
 
-def test_of_a_packed_file_that_begins_otherwise_only_the_beginning_is_unpacked(
-    log: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy, pieces, real = copied(log), list[bytes](), copies._pieces
-    packed(copy, gzip.compress(os.urandom(20 * copies.PACKED_BYTES)))
+def pieces_unpacked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is read of packed copies from here on."""
+    pieces, real = list[bytes](), copies._pieces
 
     def counted(descriptor: int) -> Iterator[bytes]:
         for piece in real(descriptor):
@@ -321,6 +338,14 @@ def test_of_a_packed_file_that_begins_otherwise_only_the_beginning_is_unpacked(
             yield piece
 
     monkeypatch.setattr(copies, "_pieces", counted)
+    return pieces
+
+
+def test_of_a_packed_file_that_begins_otherwise_only_the_beginning_is_unpacked(
+    log: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed(copied(log), gzip.compress(os.urandom(20 * copies.PACKED_BYTES)))
+    pieces = pieces_unpacked(monkeypatch)
 
     assert reader.read() == b""
     assert len(pieces) == 1
@@ -435,6 +460,56 @@ def test_a_copy_of_another_kind_of_name_that_grows_meanwhile_does_not_hide_it(lo
     change_later(other, copy)
 
     assert reader.read() == b"before\n"
+
+
+def found(name: str, changed: int) -> Earlier:
+    return Earlier(f"/logs/{name}", (1, changed), 0.0, written=9, changed=changed)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "last"),
+    [
+        ([[("x.2", 7), ("x.1", 8)]], ["x.1"]),
+        ([[("x.2", 8), ("x.1", 7)]], ["x.2"]),
+        ([[("x.3", 8), ("x.2", 8), ("x.1", 8)]], ["x.1"]),
+        ([[("x.1", 7)], [("x-2026", 8)]], ["x-2026", "x.1"]),
+        ([[("x.1.gz", 8)], [("x.1", 7)]], ["x.1", "x.1.gz"]),
+        ([[("x.1", 4)], [("x-2026", 3)]], []),
+    ],
+)
+def test_of_every_kind_of_name_the_file_that_changed_last_is_looked_into(
+    kinds: list[list[tuple[str, int]]], last: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {str(kind): [found(name, changed) for name, changed in kind] for kind in kinds}
+    monkeypatch.setattr(copies, "beside", lambda *how: files)
+    file = OpenFile(-1, (1, 1), written=9, changed=5)
+
+    assert [os.path.basename(one.path) for one in copies._changed_last("/logs/x", 0, file)] == last
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_file_of_another_user_does_not_hide_the_copy_and_is_none_when_it_takes_its_place(
+    log: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, b"before\n")
+    copy, other = copied(log), log.with_name("server.log.2")
+    other.write_bytes(b"something else\n")
+    os.chown(other, 7, 7)
+    change_later(other, copy)
+    assert reader.read() == b"before\n"
+
+    append(log, b"second\n")
+    reader.read()
+    append(log, b"third\n")
+    foreign = copied(log)
+
+    def looked_at_too_early(path: str, owner: int | None, order: Order) -> dict[str, list[Earlier]]:
+        kinds = beside(path, owner, order)
+        os.chown(foreign, 7, 7)
+        return kinds
+
+    monkeypatch.setattr(copies, "beside", looked_at_too_early)
+    assert reader.read() == b""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")

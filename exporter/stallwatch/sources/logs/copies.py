@@ -34,13 +34,9 @@ def copy_of(file: OpenFile, path: str, is_apart: Callable[[str], bool]) -> int |
     `is_apart`: whether a path is followed as a log of its own, which tells what it holds.
     OSError when the file itself does not answer any more.
     """
-    if not file.head_bytes:
-        return None
     owner = os.fstat(file.descriptor).st_uid
     for found in _changed_last(path, owner, file)[:MOST_COPIES]:
-        if found.identity == file.identity or is_apart(found.path):
-            continue
-        if (descriptor := _opened(found, file, owner)) is not None:
+        if not is_apart(found.path) and (descriptor := _opened(found, file, owner)) is not None:
             return descriptor
     return None
 

@@ -247,9 +247,8 @@ class LogTail:
         if (descriptor := self._copy_of(file)) is None:
             return
         try:
-            yield from self._pieces(file, descriptor, os.fstat(descriptor).st_size, most_bytes)
-        except OSError:
-            self.backlog = 0  # the rest of it is lost
+            with suppress(OSError):  # the rest of it is lost
+                yield from self._pieces(file, descriptor, os.fstat(descriptor).st_size, most_bytes)
         finally:
             with suppress(OSError):
                 os.close(descriptor)
@@ -277,7 +276,7 @@ class LogTail:
                 yield self.path
             return
         root = self.path.rpartition("/fd/")[0] + "/root"
-        for path in (file.target, root + file.target) if file.target.startswith("/") else ():
+        for path in (file.target, root + file.target):
             with suppress(OSError):
                 if self._is_here(path) and identity_of(os.lstat(path)) == file.identity:
                     yield path
