@@ -914,6 +914,18 @@ def test_what_is_urgent_is_kept_when_there_is_no_room_for_all() -> None:
     assert entries[0]["episode"]["verdict"]["state"] == "stalled"
 
 
+def test_each_server_has_the_rank_names_of_its_own() -> None:
+    run = stalled()
+    run.timeline.see([run.server, server("other"), server("nameless")], 300.0)
+    run.tick(300.0)
+    run.names = (RankName("other", 7, "TP0"), RankName(NAME, 5, "TP1"), RankName("other", 8, "rank of a stranger"))
+
+    ranks = {entry["name"]: entry["ranks"] for entry in run.document(300.0)["servers"]}
+
+    told = {NAME: [[5, "TP1"]], "other": [[7, "TP0"]], "nameless": []}
+    assert ranks == {seal("name", name): own for name, own in told.items()}
+
+
 def test_a_server_that_was_forgotten_is_not_handed_on() -> None:
     run = stalled()
     run.timeline.forget(NAME)

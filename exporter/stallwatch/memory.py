@@ -318,12 +318,15 @@ class Memory:
 
         `places`: server -> its followed logs as of what the timeline was told, and `sums` what was counted of them.
         """
-        names = list(names)
+        by_server: dict[str, list[tuple[int, str]]] = {}
+        for name in names:
+            if is_closed(name.rank):
+                by_server.setdefault(name.server, []).append((name.pid, name.rank))
         self._hashes.begin()
         entries = [
             entry
             for known in timeline
-            if (entry := self._entry(known, episodes, names, places, sums, clock, monotonic)) is not None
+            if (entry := self._entry(known, episodes, by_server, places, sums, clock, monotonic)) is not None
         ]
         for waiting in self._servers.values():
             if monotonic - waiting["saved"] <= FAILED_KEPT_SECONDS:
@@ -348,7 +351,7 @@ class Memory:
         self,
         timeline: ServerTimeline,
         episodes: Episodes,
-        names: list[RankName],
+        names: Mapping[str, Iterable[tuple[int, str]]],
         places: Mapping[str, Iterable[Place]],
         sums: Mapping[str, Iterable[LogSums]],
         clock: float,
@@ -361,7 +364,6 @@ class Memory:
             return None
         counted = sums.get(server.name)  # None = its logs were not looked at yet: what was known stays
         start = self._hashes("start", server.name, server.root.pid, server.root.start_ticks)
-        ranks = [(n.pid, n.rank) for n in names if n.server == server.name and is_closed(n.rank)]
         logs = [
             (self._hashes(*_log_words(server, log, *file)), told, mark)
             for log, file, told, mark in places.get(server.name, ())
@@ -375,7 +377,7 @@ class Memory:
                 "starts": str(server.starts),
                 "episode": record_text(episode),
                 "timeline": "null" if timeline.root_gone_at is not None else timeline_text(timeline, self._hashes),
-                "ranks": _ranks_text(ranks),
+                "ranks": _ranks_text(names.get(server.name, ())),
                 "logs": _logs_text(logs),
                 "counted": list_text(map(_sums_text, self.counted(server).values() if counted is None else counted)),
             }
