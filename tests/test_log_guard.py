@@ -13,8 +13,9 @@ import pytest
 from stallwatch.config import Config
 from stallwatch.frameworks import load_frameworks
 from stallwatch.model import LogPlace, Observation, ProcessId, Reading, Scene, Server
-from stallwatch.sources import Host, Moment
+from stallwatch.sources import Host, Moment, untrusted_paths
 from stallwatch.sources.logs import guard as log_guard
+from stallwatch.sources.logs import tail as log_tail
 from stallwatch.sources.logs.collector import Logs
 from stallwatch.sources.logs.guard import MOST_WAITING, GuardedTail, Guards
 from stallwatch.sources.logs.mounts import LOOK_SECONDS, FarFile, Mounts
@@ -336,14 +337,19 @@ def test_a_log_on_fuse_that_was_cut_without_a_copy_is_read_anew(node: Node, far:
 
 
 def paths_looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Paths that os.lstat is called with from here on."""
-    looked, real = list[str](), os.lstat
+    """Paths that are looked at from here on: where a stream leads, and what is beside."""
+    looked, lstat, opened = list[str](), os.lstat, untrusted_paths.open_file
 
-    def lstat(path: str) -> os.stat_result:
+    def look(path: str) -> os.stat_result:
         looked.append(path)
-        return real(path)
+        return lstat(path)
 
-    monkeypatch.setattr(os, "lstat", lstat)
+    def look_into(path: str, follow_last: bool = False) -> int:
+        looked.append(path)
+        return opened(path, follow_last)
+
+    monkeypatch.setattr(os, "lstat", look)
+    monkeypatch.setattr(log_tail, "open_file", look_into)
     return looked
 
 

@@ -235,8 +235,7 @@ class GuardedTail(LogTail):
 
     def _is_here(self, path: str) -> bool:
         mounts = self._guards.mounts
-        is_near = mounts.far(path) is None and mounts.far_around(path) is None
-        return is_near and not mounts.far_inside(os.path.dirname(path))
+        return mounts.far(path) is None and not mounts.far_inside(os.path.dirname(path))
 
     def _read_far(self, far: LogTail, most_bytes: int) -> Iterator[bytes]:
         seconds = 0.0

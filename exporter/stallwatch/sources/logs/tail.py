@@ -278,7 +278,7 @@ class LogTail:
         root = self.path.rpartition("/fd/")[0] + "/root"
         for path in (file.target, root + file.target):
             with suppress(OSError):
-                if self._is_here(path) and identity_of(os.lstat(path)) == file.identity:
+                if self._is_here(path) and _is_at(path, file.identity):
                     yield path
                     return
 
@@ -290,6 +290,15 @@ class LogTail:
         """Close a file that was replaced and is read to its end, or whose handle is worth nothing any more."""
         self._before = self._file
         self.close()
+
+
+def _is_at(path: str, file: Identity) -> bool:
+    """Whether a path leads to a file, and over no link that another user made.  OSError when it leads nowhere."""
+    descriptor = open_file(path)
+    try:
+        return identity_of(os.fstat(descriptor)) == file
+    finally:
+        os.close(descriptor)
 
 
 def mark_in(path: str, file: Identity, offset: int, seal: Callable[..., str]) -> str | None:
