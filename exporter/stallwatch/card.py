@@ -255,7 +255,7 @@ class Card:
     def utilization(self, now: float) -> float | None:
         """Of an empty card 0: its counter may stand at 100 % since a process was killed on it."""
         value = self.of(signals.GPU_UTILIZATION).value(now)
-        return 0.0 if value is not None and self.is_empty(now) else value
+        return 0.0 if value and self.is_empty(now) else value
 
     def idle_watts(self, now: float) -> float | None:
         """Resident-idle power: as a recording says, else as learned."""

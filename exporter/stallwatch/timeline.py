@@ -251,6 +251,8 @@ class Timeline:
     ) -> None:
         if floor.beyond_logs:
             value -= timeline.logged
+        if track.stands(value, at):
+            return
         window = self._thresholds_of(timeline.name).window
         if not track.gathers(value, at, floor.amount, window, floor.signal.name in _TWO_WAYS):
             return

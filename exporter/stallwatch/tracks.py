@@ -15,7 +15,10 @@ STALE_AFTER_GAPS = 3
 
 @dataclass(slots=True)
 class Track:
-    """One series.  `value` None = unreadable at the last look (`reason`); `samples` reach back one window."""
+    """One series.  `value` None = unreadable at the last look (`reason`); `samples` reach back one window.
+
+    Of looks in a row that read the same the last one is kept.
+    """
 
     value: float | None = None
     reason: str | None = None
@@ -80,19 +83,29 @@ class Track:
         After a time without readings longer than the window it is not known when the amount came together:
         then it counts, for a wrong page is worse than a late one.
         """
+        if self.stands(value, at):
+            return False
         samples = self.samples
         while len(samples) > 1 and at - samples[0][0] > window:
             samples.popleft()
         if two_ways:
             moved = any(abs(value - earlier) >= floor for _, earlier in samples)
-        elif samples and samples[-1][1] == value == samples[0][1]:
-            moved = False  # a counter that stands still: most of them, most of the time
         else:
             moved = any(value - earlier >= floor for _, earlier in samples)
         if moved:
             samples.clear()
+        elif samples and samples[-1][1] == value:
+            samples.pop()  # of a time in which it stood still the last look says all
         samples.append((at, value))
         return moved
+
+    def stands(self, value: float, at: float) -> bool:
+        """Whether it stood still for as long as it is remembered: so do most of them, most of the time."""
+        samples = self.samples
+        if len(samples) != 1 or samples[0][1] != value:
+            return False
+        samples[0] = at, value
+        return True
 
 
 def usual(before: float, gap: float, interval: float) -> float:
