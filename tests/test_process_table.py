@@ -13,6 +13,7 @@ from stallwatch.sources.blocking_reads import CommandLine
 from stallwatch.sources.discovery import Command
 from stallwatch.sources.process_table import (
     FULL_LOOK_SECONDS,
+    LISTING_SECONDS,
     MOST_GIVEN,
     RETRY_SECONDS,
     SOON_SECONDS,
@@ -591,10 +592,48 @@ def test_a_known_pid_that_was_given_out_again_is_another_process(tmp_path: Path)
     assert table.find(new.id) is not None
 
 
-def test_from_time_to_time_all_are_listed_anyway(tmp_path: Path) -> None:
-    tree, _, looks, table = given_table(tmp_path, 11)
+def test_seldom_all_are_listed_anyway(tmp_path: Path) -> None:
+    """A process may be given a PID of somebody's choice (clone3(2), set_tid)."""
+    tree, clocks, looks, table = given_table(tmp_path, *[11] * 9)
+    tree.add(9, "chosen", ppid=10)
+    clocks[9] = 3
+    seconds = YOUNG_SECONDS + 1
+    while seconds < YOUNG_SECONDS + 1 + LISTING_SECONDS:
+        assert table.get(9) is None
+        seconds += FULL_LOOK_SECONDS
+        table.look(seconds)
+
+    assert looks.count(0) == 1
+    assert table.get(9) is not None
+
+
+def test_who_ended_is_missed_by_its_clock_without_a_listing(tmp_path: Path) -> None:
+    tree, clocks, looks, table = given_table(tmp_path, 11)
     tree.end(11)
+    del clocks[11]
     table.look(YOUNG_SECONDS + FULL_LOOK_SECONDS + 2)
 
-    assert looks[0] == 0
+    assert 0 not in looks
     assert table.get(11) is None
+    assert table.get(10) is not None
+
+
+@pytest.mark.parametrize("is_hidden", [True, False])
+def test_all_are_listed_soon_when_somebody_could_not_be_read_who_is_there(tmp_path: Path, is_hidden: bool) -> None:
+    tree, clocks, looks, table = given_table(tmp_path, 13, 13, 13, 13)
+    tree.add(13, "new", ppid=10)
+    clocks[13] = 3
+    if is_hidden:
+        tree.forbid(13, "stat")
+    table.look(YOUNG_SECONDS + 2)
+    table.look(YOUNG_SECONDS + 7)
+    if is_hidden:
+        (tree.folder(13) / "stat").rmdir()
+        tree.change(13)
+    table.look(YOUNG_SECONDS + 12)
+    assert (table.get(13) is None) is is_hidden
+    assert 0 not in looks
+    table.look(YOUNG_SECONDS + FULL_LOOK_SECONDS + 2)
+
+    assert looks.count(0) == is_hidden
+    assert table.get(13) is not None

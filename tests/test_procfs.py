@@ -215,3 +215,21 @@ def test_our_own_clock_moves_and_that_of_nobody_is_unknown() -> None:
     assert second is not None
     assert second > first
     assert proc.cpu_clock(1 << 22) is None
+
+
+def test_the_clocks_of_many_are_those_of_each_and_who_is_gone_has_none() -> None:
+    """No PID is larger than 1 << 22; a clock of ours moves with each line."""
+    gone = [(1 << 22) + 1, (1 << 22) + 2]
+    proc = ProcFs(Path("/proc"))
+
+    before = proc.cpu_clock(os.getpid())
+    clocks = proc.cpu_clocks([gone[0], os.getpid(), *gone, os.getpid(), gone[1]])
+
+    assert before is not None
+    assert [clock is None for clock in clocks] == [True, False, True, True, False, True]
+    assert before < (clocks[1] or 0) <= (clocks[4] or 0)
+    assert proc.cpu_clocks([]) == []
+
+
+def test_no_clocks_are_asked_for_processes_of_another_tree(tmp_path: Path) -> None:
+    assert ProcFs(tmp_path).cpu_clocks([os.getpid()]) == [None]

@@ -1,8 +1,8 @@
 """Every process of the node, kept between looks: who is new, who is gone, what its command line said.
 
-Looking is cheap because it is mostly not done: only PIDs given out since are looked for, and all are listed from time
-to time (where the kernel does not tell the last PID, whenever its counter of forks moved).  So one that ended may still
-be here for a while: whoever takes one in has it refreshed first.  Of what is known only what ran is read again: members
+Looking is cheap because it is mostly not done: only PIDs given out since are looked for, and all are listed seldom
+(where the kernel does not tell the last PID, whenever its counter of forks moved).  So one that ended may still be here
+for a while: whoever takes one in has it refreshed first.  Of what is known only what ran is read again: members
 of servers and young processes (one may still exec or set its title) at each look, the others from time to time.
 """
 
@@ -19,6 +19,8 @@ from .procfs import KERNEL_THREAD, ProcFs, Stat
 
 YOUNG_SECONDS = 30.0
 FULL_LOOK_SECONDS = 30.0
+LISTING_SECONDS = 120.0
+"""Between listings where PIDs are looked for as they are given out: half of a full look would be to list 2,000."""
 MOST_GIVEN = 512
 """PIDs that may have been given out lately and are looked for one by one; of more all processes are listed."""
 RETRY_SECONDS = 60.0
@@ -107,7 +109,8 @@ class ProcessTable:
         self._young: set[int] = set()
         self._forks: int | None = None
         self._last_pids: tuple[int | None, ...] = ()  # given out last before the last two looks
-        self._full_look = float("-inf")
+        self._full_look = self._listing = float("-inf")  # when it was last
+        self._has_missed = False  # since the last listing, somebody who is there and whose stat could not be read
         self._below: dict[int, list[Known]] | None = None  # None = to be made anew
         self.unread: dict[str, int] = {}  # reason -> command lines that could not be read in the last look
         self.has_asked = False  # a command line was read in the last look, or after it
@@ -131,11 +134,14 @@ class ProcessTable:
         """Find new, changed and vanished processes."""
         self.has_asked = False
         given, full = self._given_out(), now - self._full_look >= FULL_LOOK_SECONDS
-        if full or given is None:
+        is_listing_due = self._has_missed or now - self._listing >= LISTING_SECONDS
+        if given is None or (full and is_listing_due):
             self._list_if_forked(now, full)
         else:
             for each in given:
                 self._look_for(each, now)
+            if full:
+                self._refresh_all(now)
         for pid in tuple(self._young):
             known = self._known.get(pid)
             if known is None or now - known.first_seen > YOUNG_SECONDS:
@@ -174,6 +180,7 @@ class ProcessTable:
         known, clock = self._known.get(pid), self._proc.cpu_clock(pid)
         if clock is not None if known is None else not self._stands_still(known, clock, now):
             self._refresh(pid, now)
+            self._has_missed = self._has_missed or (pid not in self._known and pid not in self._kernel_threads)
 
     def _list_if_forked(self, now: float, full: bool) -> None:
         forks = self._proc.forks()
@@ -202,11 +209,12 @@ class ProcessTable:
         is_whole = all(pid in self._known or pid in self._kernel_threads for pid in new)
         self._listed = listed if is_whole else None
         if full:
-            self._full_look = now
+            self._listing, self._has_missed = now, False
             self._refresh_all(now)
 
     def _refresh_all(self, now: float) -> None:
-        """Nearly all stand still, so their clocks are asked for at once."""
+        """Nearly all stand still, so their clocks are asked for at once; one that is gone has none."""
+        self._full_look = now
         clocks = self._proc.cpu_clocks(list(self._known))
         for known, clock in zip(tuple(self._known.values()), clocks, strict=True):
             if not self._stands_still(known, clock, now):

@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -277,8 +276,14 @@ class ProcFs:
             return None
 
     def cpu_clocks(self, pids: Sequence[int]) -> list[int | None]:
-        """`cpu_clock` of many, in one go unless one of them is gone."""
-        if self.is_ours:
-            with suppress(OSError):
-                return list(map(time.clock_gettime_ns, [(~pid << 3) | 2 for pid in pids]))
-        return [self.cpu_clock(pid) for pid in pids]
+        """`cpu_clock` of many at once."""
+        if not self.is_ours:
+            return [self.cpu_clock(pid) for pid in pids]
+        clocks = list[int | None]()
+        told = map(time.clock_gettime_ns, [(~pid << 3) | 2 for pid in pids])
+        while len(clocks) < len(pids):
+            try:
+                clocks.extend(told)
+            except OSError:  # of the next one: those before it stand in the list, those behind it are still to be told
+                clocks.append(None)
+        return clocks
