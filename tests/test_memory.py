@@ -892,6 +892,18 @@ def test_a_server_with_a_number_that_is_none_costs_no_other(wrong: Any) -> None:
     assert entry["name"] == seal("name", "other")
 
 
+@pytest.mark.parametrize(("name", "wrong"), [("was_ready", 2), ("novel_in_a_row", 1.5), ("novel_in_a_row", "much")])
+def test_a_server_with_a_part_that_is_none_costs_no_other(name: str, wrong: Any) -> None:
+    run = stalled()
+    run.timeline.see([run.server, server("other")], 300.0)
+    run.tick(300.0)
+
+    setattr(run.now, name, wrong)
+
+    (entry,) = run.document(300.0)["servers"]
+    assert entry["name"] == seal("name", "other")
+
+
 def test_rows_keep_the_bound_they_were_made_with() -> None:
     steps = Steps(5.0, 3.0)
     steps.durations.extend(float(n) for n in range(200))

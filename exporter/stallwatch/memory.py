@@ -381,8 +381,8 @@ class Memory:
                 "logs": _logs_text(logs),
                 "counted": list_text(map(_sums_text, self.counted(server).values() if counted is None else counted)),
             }
-        except (ValueError, TypeError):
-            return None  # a number that is none: this server begins anew
+        except (ValueError, TypeError, LookupError):
+            return None  # a number or a word that is none: this server begins anew
         return _urgency(episode.verdict.state, monotonic), object_text(parts)
 
 
