@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 _LOCAL_NAMES = (
     "ext2 ext3 ext4 xfs btrfs zfs f2fs bcachefs jfs reiserfs nilfs2 tmpfs ramfs rootfs overlay aufs squashfs erofs "
@@ -72,8 +73,10 @@ class _Table:
     lasting: frozenset[str]  # keys of those on which a file may be kept open
 
     @classmethod
-    def of(cls, lines: list[bytes]) -> _Table:
-        mounts = [mount for line in lines if (mount := _mount(line)) is not None]
+    @lru_cache(maxsize=8)
+    def of(cls, content: bytes) -> _Table:
+        """Kept by all that it says: it is read again and again, and hardly ever another."""
+        mounts = [mount for line in content.splitlines() if (mount := _mount(line)) is not None]
         far = any(mount.is_far for mount in mounts)
         lasting = frozenset(mount.key for mount in mounts if not mount.is_fuse)
         return cls({mount.number: mount for mount in mounts}, {mount.point: mount for mount in mounts}, far, lasting)
@@ -177,7 +180,7 @@ class Mounts:
     def _table(self, pid: str) -> _Table:
         namespace = self._namespace(pid)
         if namespace not in self._tables:
-            self._tables[namespace] = _Table.of(_content(f"{self.proc}/{pid}/mountinfo").splitlines())
+            self._tables[namespace] = _Table.of(_content(f"{self.proc}/{pid}/mountinfo"))
         return self._tables[namespace]
 
     def _namespace(self, pid: str) -> str:
