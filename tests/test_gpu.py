@@ -62,6 +62,19 @@ def test_every_figure_of_a_card_is_told_in_its_unit(node: GpuNode) -> None:
     assert (node.source.absent, node.source.incomplete, node.source.in_flight_since) == (False, False, None)
 
 
+def test_what_a_card_says_again_is_told_by_the_very_same_reading_and_what_changed_anew(node: GpuNode) -> None:
+    node.look()
+    before = {(r.signal.name, r.labels): r for r in node.found if r.labels[:1] == ("GPU-0",)}
+    other = card(0, [(100, 75 * GIB)], values={**VALUES, "power": 300.5}, name="another")
+    node.look(answer(other, card(1, [(101, 75 * GIB)])))
+    after = {(r.signal.name, r.labels): r for r in node.found if r.labels[:1] == ("GPU-0",)}
+
+    assert node.value("gpu_power_watts", "GPU-0") == 300.5
+    assert [labels[2] for labels in node.series("gpu_info") if labels[0] == "GPU-0"] == ["another"]
+    figures = {signal.name for signal in FIGURES.values()} | {"gpu_lost"}
+    assert {key[0] for key, r in after.items() if key[0] in figures and before[key] is not r} == {"gpu_power_watts"}
+
+
 def test_a_figure_without_an_answer_yet_is_neither_told_nor_counted(node: GpuNode) -> None:
     first = {figure: value for figure, value in VALUES.items() if figure != "power"}
     node.look(answer(card(values=first)))

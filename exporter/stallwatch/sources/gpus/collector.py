@@ -124,6 +124,14 @@ class _Known:
     holders: tuple[tuple[str, str], ...] = ()  # server and rank, as last told
     unowned: Unowned = field(default_factory=Unowned)
     left: Left | None = None  # by that list
+    told: dict[str, Reading] = field(default_factory=dict)  # by name of the signal, as last told
+
+    def read_again(self, signal: Signal, value: float, *labels: str) -> Reading:
+        """The very same reading as long as it says the same."""
+        reading = self.told.get(signal.name)
+        if reading is None or reading.value != value or reading.labels != labels:
+            reading = self.told[signal.name] = signal.read(value, *labels)
+        return reading
 
     @property
     def uuid(self) -> str:
@@ -410,18 +418,18 @@ class Gpu:
         """
         for reading in readings:
             key = reading.signal.name, reading.labels
-            is_stranger = (
-                reading.signal == signals.GPU_PROCESS_MEMORY
-                and not reading.labels[1]
-                and not self._cards[reading.labels[0]].list_reason
-            )
-            if reading.value is not None or is_stranger:
+            if reading.value is not None or self._is_stranger(reading):
                 self._told.discard(key)
-            elif reading.reason == "not_supported" or reading.signal == XID_ERRORS:
+            elif reading.reason == "not_supported" or reading.signal is XID_ERRORS:
                 if key in self._told:
                     continue
                 self._told.add(key)
             yield reading
+
+    def _is_stranger(self, reading: Reading) -> bool:
+        if reading.signal is not signals.GPU_PROCESS_MEMORY or reading.labels[1]:
+            return False
+        return not self._cards[reading.labels[0]].list_reason
 
 
 def _has_no_access(answer: Answer) -> bool:
@@ -441,10 +449,10 @@ def _spoken(known: _Known, driver: str) -> Iterator[Reading]:
     """The figures of a card that answers."""
     card, uuid = known.answer, known.uuid
     labels = (uuid, card.index, card.name, card.capability, driver, card.pci, card.mig)
-    yield signals.GPU_INFO.read(1.0, *labels)
-    yield signals.GPU_LOST.read(0.0, uuid)
+    yield known.read_again(signals.GPU_INFO, 1.0, *labels)
+    yield known.read_again(signals.GPU_LOST, 0.0, uuid)
     for figure, signal in FIGURES.items():
         if figure in card.values:
-            yield signal.read(card.values[figure], uuid)
+            yield known.read_again(signal, card.values[figure], uuid)
         elif figure in card.codes:
             yield signal.missing(reason_of(card.codes[figure]), uuid)

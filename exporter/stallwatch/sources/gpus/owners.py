@@ -130,9 +130,9 @@ class Owners:
         The first kernel thread is seen by those who see everything.  And unless our /proc is of the namespace that
         we run in, one listed PID must have been a server's: that shows which PIDs the driver speaks of.
         """
-        first, second = self._proc.stat(1), self._proc.stat(2)
+        second = self._proc.stat(2)
         if second is None or not second.flags & KERNEL_THREAD:
-            return "permission" if first is None else "namespace"
+            return "permission" if self._proc.stat(1) is None else "namespace"
         return "" if self._proc.is_ours or self._speaks_ours else "namespace"
 
     def join(self, lists: Mapping[str, CardList], servers: Sequence[Server]) -> Mapping[str, Joined]:
