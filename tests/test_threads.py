@@ -306,7 +306,26 @@ def test_a_thread_that_slept_and_did_not_run_since_is_not_read_again(node: Node)
     node.show({10: marked(POLL), 11: marked(POLL, "950 70 4")})
 
     assert (before, node.look()) == ({"futex": 2}, {"futex": 1, "poll": 1})
-    assert node.open_files() == 2
+    assert node.open_files() == 2 + 1
+
+
+def test_the_file_of_a_thread_stays_open_while_it_runs_between_all_looks(node: Node) -> None:
+    """A busy node may have many of them, and a file that is open costs half."""
+    node.show({10: marked(Thread()), 11: marked(Thread())})
+    for mark, is_open in (("1 0 1", 0), ("2 0 2", 1), ("3 0 3", 1), ("3 0 3", 0)):
+        node.show({10: marked(SLEEP, mark), 11: marked(Thread())})
+        assert (node.look(), node.open_files() - 2) == ({"sleep": 1, "futex": 1}, is_open), mark
+
+
+@pytest.mark.parametrize("mark", ["900 70 3", None])
+def test_a_thread_that_ended_is_not_the_next_one_of_the_same_number(node: Node, mark: str | None) -> None:
+    node.show({10: replace(RUNNING, schedstat=mark), 11: replace(Thread(), schedstat=mark)})
+    node.look()
+    node.show({10: replace(RUNNING, schedstat=mark)})
+    node.show({10: replace(RUNNING, schedstat=mark), 11: replace(POLL, schedstat=mark)})
+
+    assert node.look() == {"running": 1, "poll": 1}
+    assert node.look() == {"running": 1, "poll": 1}
 
 
 @pytest.mark.parametrize("before", [RUNNING, Thread(None, "0", "R")])

@@ -21,7 +21,7 @@ from .. import signals
 from ..descriptors import Room, shares
 from ..model import WAITS, WRITE, Observation, Process, ProcessId, Reading, Scene, Signal
 from . import Host, Moment
-from .procfs import ProcFs, Stat, parse_stat, reason_of
+from .procfs import KeptFile, ProcFs, Stat, parse_stat, reason_of
 from .told import Told, again
 from .wait_class import class_of_state, class_of_symbol, class_of_syscall, is_write, writes
 
@@ -59,6 +59,7 @@ class ThreadFiles:
         self._kept = _MARK  # the file that stays open
         self._marks: dict[int, bytes] = {}  # what schedstat said just before the content was read
         self._known: dict[int, bytes] = {}  # that content
+        self._running: dict[int, KeptFile] = {}  # of those that ran before the last look: mostly they go on
         self._clock: int | None = None
         self.counts: Counter[str] | None = None
         self.main: str | None = None
@@ -72,10 +73,21 @@ class ThreadFiles:
     def close(self) -> None:
         for thread in tuple(self._fds):
             self._drop(thread)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Close the files of those that ran."""
+        for file in self._running.values():
+            file.close()
+        self._running.clear()
 
     def _drop(self, thread: int) -> None:
         os.close(self._fds.pop(thread))
         self._room.give_back(1)
+        self._marks.pop(thread, None)
+        self._known.pop(thread, None)
+        if thread in self._running:
+            self._running.pop(thread).close()
 
     def look(self) -> None:
         """Count again unless nothing ran."""
@@ -135,8 +147,11 @@ class ThreadFiles:
                 del known[ended]
         ran = compress(marks, map(ne, marks.values(), self._marks.values()))
         awake = [thread for thread, text in known.items() if text in _FLEETING]
-        for thread in {*ran, *awake}:
-            text = self._once(thread, self._file)
+        due = {*ran, *awake}
+        for thread in self._running.keys() - due:
+            self._running.pop(thread).close()
+        for thread in due:
+            text = self._text(thread) if thread in known else self._once(thread, self._file)
             if text is None and os.path.exists(self._path(thread)):
                 if self._file == "syscall":
                     self._use_symbols()
@@ -146,12 +161,23 @@ class ThreadFiles:
         self._marks = marks
         return known if all(known.values()) else {thread: text for thread, text in known.items() if text}
 
+    def _text(self, thread: int) -> bytes | None:
+        """What a thread that ran waits in, by a file that stays open; None when it cannot be read."""
+        if thread not in self._running:
+            self._running[thread] = KeptFile(self._path(thread, self._file), self._room, READ_BYTES[self._file])
+        try:
+            return self._running[thread].read()
+        except (PermissionError, FileNotFoundError, ProcessLookupError):
+            return None
+
     def _read_kept(self, folder: str) -> dict[int, bytes] | None:
         """thread -> content of the kept file, the set of threads brought up to date; None without room for it."""
         if os.stat(folder).st_nlink - 2 != len(self._fds) and not self._relist(folder):
             return None
         contents, is_refused = self._read(self._fds)
-        if len(contents) < len(self._fds) and not is_refused:  # who ended may have been followed by others
+        if len(contents) < len(self._fds) and not is_refused:
+            for ended in self._fds.keys() - contents.keys():  # others may have followed, even by the same number
+                self._drop(ended)
             if not self._relist(folder):
                 return None
             others, is_refused = self._read([thread for thread in self._fds if thread not in contents])
@@ -190,6 +216,7 @@ class ThreadFiles:
         """No right to read syscall, or a kernel without it: wchan from now on."""
         self._file = "wchan"
         self._kept = _MARK if self._kept == _MARK else self._file
+        self._rest()
         self._marks.clear()
         self._known.clear()
 
