@@ -40,7 +40,6 @@ OPENS = {
     "sources.logs.mounts": KERNEL,
     "sources.logs.streams": KERNEL,
     "sources.logs.tail": "a stream: the kernel's link to what a process has open, which is a regular file",
-    "sources.members": KERNEL,
     "sources.node": KERNEL,
     "sources.procfs": KERNEL,
     "sources.shm_child": "/proc, and the names in /dev/shm: nothing in there is opened",

@@ -18,7 +18,7 @@ from .cgroup_state import Surroundings
 from .cgroups import Placement
 from .discovery import Facts
 from .process_table import Known
-from .procfs import Io, KeptFile, ProcFs, Stat, parse_io, parse_stat, reason_of
+from .procfs import CGROUP_BYTES, Io, KeptFile, ProcFs, Stat, parse_io, parse_stat, reason_of
 from .told import Told
 
 SECOND_LOOK_SECONDS = 1.0
@@ -82,8 +82,7 @@ class Member:
         self._proc = proc
         self._clock: int | None = None
         self._room = room
-        self._stat: KeptFile | None = None
-        self._io: KeptFile | None = None
+        self._kept: dict[str, KeptFile] = {}  # by the name of the file
         self._io_reason: str | None = None
         self._inner_pid = 0
 
@@ -154,32 +153,39 @@ class Member:
         if self.last is not None and self.last.state == "t":
             return 1.0
         try:
-            with open(self._proc.path(self.id.pid, "status"), "rb", buffering=0) as file:
-                match = _TRACER.search(file.read(_STATUS_BYTES))
+            match = _TRACER.search(self._read("status", _STATUS_BYTES))
         except OSError as error:
             reason = reason_of(error)
             return None if reason == "vanished" else reason
         return float(match[1] != b"0") if match else None
 
+    def cgroup(self) -> str:
+        """The text of its cgroup file, as ProcFs.cgroup has it; empty when it cannot be read."""
+        try:
+            return self._proc.cgroup_text(self._read("cgroup", CGROUP_BYTES))
+        except OSError:
+            return ""
+
     def _read_stat(self) -> Stat:
-        if self._stat is None:
-            self._stat = KeptFile(self._proc.path(self.id.pid, "stat"), self._room)
-        return parse_stat(self._stat.read())
+        return parse_stat(self._read("stat"))
 
     def _read_io(self) -> Io | None:
         try:
-            if self._io is None:
-                self._io = KeptFile(self._proc.path(self.id.pid, "io"), self._room)
             self._io_reason = None
-            return parse_io(self._io.read())
+            return parse_io(self._read("io"))
         except OSError as error:
             self._io_reason = reason_of(error)
             return None
 
+    def _read(self, name: str, size: int = 1024) -> bytes:
+        kept = self._kept.get(name)
+        if kept is None:
+            kept = self._kept[name] = KeptFile(self._proc.path(self.id.pid, name), self._room, size)
+        return kept.read()
+
     def close(self) -> None:
-        for kept in (self._stat, self._io):
-            if kept is not None:
-                kept.close()
+        for kept in self._kept.values():
+            kept.close()
 
 
 @dataclass(slots=True)

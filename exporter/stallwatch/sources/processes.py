@@ -420,7 +420,7 @@ class Processes:
         """What is around the first process: its scope, a freezer, a unit that may be being stopped."""
         root = tracked.members.get(tracked.root)
         if root is not None and root.missing_since is None:
-            tracked.around.look(self._proc.cgroup(root.id.pid))
+            tracked.around.look(root.cgroup())
             self._look_for_names(tracked, now)
         else:
             tracked.around.look_after(now, self._residents, self._is_living)

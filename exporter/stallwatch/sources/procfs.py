@@ -23,6 +23,9 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD in the flags of /proc/PID/stat (include/linux/sched.h)."""
 
+CGROUP_BYTES = 65536
+"""As much of a cgroup file as is read."""
+
 _ENDED = ("Z", "X", "x")
 
 _REASONS = {
@@ -233,19 +236,23 @@ class ProcFs:
 
     def cgroup(self, pid: int) -> str:
         """The text of /proc/PID/cgroup, with the machine's own paths if they are known; empty when unreadable."""
-        return absolute(self._cgroup(self.path(pid, "cgroup")), self.cgroup_roots)
+        return self.cgroup_text(self._cgroup(self.path(pid, "cgroup")))
+
+    def cgroup_text(self, content: bytes) -> str:
+        """The same of the content of such a file."""
+        return absolute(content.decode("utf-8", "replace"), self.cgroup_roots)
 
     def own_cgroup(self) -> str:
         """The same of this process, as the kernel tells it."""
-        return self._cgroup(os.path.join(self.root, "self", "cgroup"))
+        return self._cgroup(os.path.join(self.root, "self", "cgroup")).decode("utf-8", "replace")
 
     @staticmethod
-    def _cgroup(path: str) -> str:
+    def _cgroup(path: str) -> bytes:
         try:
             with open(path, "rb", buffering=0) as file:
-                return file.read(65536).decode("utf-8", "replace")
+                return file.read(CGROUP_BYTES)
         except OSError:
-            return ""
+            return b""
 
     def owner(self, pid: int) -> int | None:
         """Effective user of the process."""
