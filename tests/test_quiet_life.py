@@ -70,7 +70,7 @@ class Process(Replay):
     def document(self) -> Any:
         """What it keeps, through JSON and back."""
         moment = (self._ticks - 1) * self._clock.tick_seconds
-        return json.loads(json.dumps(self.memory.document(self.timeline, self._episodes, (), {}, moment, moment)))
+        return json.loads(self.memory.document(self.timeline, self._episodes, (), {}, moment, moment).text())
 
     @property
     def changes(self) -> dict[str, Changes]:
