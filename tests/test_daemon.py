@@ -37,6 +37,7 @@ from stallwatch.model import (
     Observation,
     ProcessId,
     RankName,
+    Reading,
     Report,
     Result,
     Scene,
@@ -512,6 +513,56 @@ def test_a_step_between_the_reading_of_a_log_and_the_tick_is_no_silence(step: fl
 
     assert silences(node.daemon.tick())[0] == [2.0]
     assert silences(node.step())[0] == [2.0 + TICK]
+
+
+# --- several looks in one tick -----------------------------------------------------------------------------
+
+
+def looks(node: Node, *each: Iterable[Observation]) -> tuple[list[float], list[float]]:
+    """Looks at the log, a second apart, then a tick: when they were recorded, and when they were put."""
+    recorded, put, timeline = list[float](), list[float](), node.daemon._timeline
+    node.daemon._witness = lambda result, at, interval: recorded.append(at)
+    take = timeline.put
+    timeline.put = lambda readings, at, *more, **named: (put.append(at), take(readings, at, *more, **named))  # type: ignore
+    for observations in each:
+        node.now += 1.0
+        node.sources["logs"].yields = lambda told=observations: told  # type: ignore[misc]
+        node.pollers["logs"].turn()
+    node.daemon.tick()
+    return recorded, put
+
+
+def log_bytes(value: float) -> Reading:
+    return signals.LOG_BYTES.read(value, "s", "log")
+
+
+def test_of_looks_that_say_the_same_each_is_recorded_and_the_last_is_put() -> None:
+    node = Node()
+    node.step()
+    recorded, put = looks(node, [log_bytes(5.0)], [log_bytes(5.0)], [log_bytes(5.0)])
+
+    assert recorded == [node.daemon._now - 2.0, node.daemon._now - 1.0, node.daemon._now]
+    assert put == [node.daemon._now]
+
+
+def test_of_looks_that_say_something_else_each_is_put() -> None:
+    node = Node()
+    node.step()
+    recorded, put = looks(node, [log_bytes(5.0)], [log_bytes(6.0)], [log_bytes(5.0)], [log_bytes(5.0)])
+
+    assert len(recorded) == 4
+    assert put == [node.daemon._now - 3.0, node.daemon._now - 2.0, node.daemon._now]
+
+
+def test_an_event_between_looks_that_say_the_same_is_told() -> None:
+    node = Node()
+    node.step()
+    begin = Event(node.now + 1.0, "s", "load_begin", log="log")
+    looks(node, [log_bytes(5.0)], [log_bytes(5.0), begin], [log_bytes(5.0)])
+
+    timeline = node.daemon._timeline.of("s")
+    assert timeline is not None
+    assert timeline.progress_by_log == {"log": pytest.approx(node.daemon._now - 2.0)}
 
 
 # --- configuration -----------------------------------------------------------------------------------------

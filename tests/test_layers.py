@@ -86,7 +86,7 @@ ALLOWED: Mapping[str, str] = {
     " sources.logs.places",
     "sources.logs.past": "model sources sources.logs.counters sources.logs.earlier sources.logs.followed"
     " sources.logs.guard sources.logs.journal sources.logs.of_server sources.logs.opened sources.logs.tail",
-    "sources.logs.collector": "model signals frameworks sources sources.logs.*",
+    "sources.logs.collector": "model signals config frameworks sources sources.logs.*",
     "sources.members": "model descriptors signals config frameworks sources.admission sources.attribution"
     " sources.cgroups"
     " sources.cgroup_state"

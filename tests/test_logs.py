@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallwatch.config import Config, Limits
+from stallwatch.config import Config, Intervals, Limits
 from stallwatch.frameworks import load_frameworks
 from stallwatch.model import (
     ERROR_KINDS,
@@ -32,7 +32,7 @@ from stallwatch.model import (
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.logs import collector, hits, of_server, past
 from stallwatch.sources.logs.collector import ALERT_SECONDS, CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
-from stallwatch.sources.logs.followed import MUCH_BYTES, REST_SECONDS
+from stallwatch.sources.logs.followed import LONG_REST_TURNS, MUCH_BYTES, REST_TURNS
 from stallwatch.sources.logs.lines import Hit
 from stallwatch.sources.logs.places import GONE_LOOKS, LOOK_SECONDS
 
@@ -271,10 +271,17 @@ def test_once_the_server_is_ready_no_line_is_novel(node: Node) -> None:
     assert events(node.read()) == []
 
 
-RESTS = int(REST_SECONDS)
+RESTS, SHORT_RESTS = int(LONG_REST_TURNS), int(REST_TURNS)
 ALERT_TURNS = int(ALERT_SECONDS)
 """Turns of a second each."""
 BUSY = "[2026-06-02 08:00:10] x\n" * (MUCH_BYTES // 24 + 1)
+
+
+def serves(node: Node) -> None:
+    """Its server got ready, what it said until then is read, and the next turn reads on."""
+    node.ready = frozenset(("sglang-30000",))
+    node.read()
+    node.monotonic += SHORT_RESTS
 
 
 def lines_read(node: Node) -> list[float]:
@@ -290,17 +297,25 @@ def lines_read(node: Node) -> list[float]:
 
 def test_a_busy_log_of_a_server_that_serves_is_read_in_one_turn_of_several(node: Node) -> None:
     """Of 64 such logs most of the cost is to go to each of them, not what is read."""
-    node.ready = frozenset(("sglang-30000",))
-    node.read()
+    serves(node)
     node.write(BUSY)
     node.read()
 
     assert lines_read(node) == [0.0] * RESTS + [RESTS + 1.0]
 
 
-@pytest.mark.parametrize(("ready", "text"), [(False, BUSY), (True, "a line\n")], ids=["it starts", "it says little"])
-def test_any_other_log_is_read_in_every_turn(ready: bool, text: str, node: Node) -> None:
-    node.ready = frozenset(("sglang-30000",) if ready else ())
+@pytest.mark.parametrize("text", ["a line\n", ""], ids=["it says little", "it says nothing"])
+def test_any_other_log_of_a_server_that_serves_rests_for_half_as_long(text: str, node: Node) -> None:
+    serves(node)
+    node.write(text)
+    node.read()
+
+    turns = SHORT_RESTS + 1
+    assert lines_read(node) == [*[0.0] * SHORT_RESTS, *[float(turns)] * turns, 2.0 * turns]
+
+
+@pytest.mark.parametrize("text", [BUSY, ""], ids=["busy", "silent"])
+def test_a_log_of_a_server_that_starts_is_read_in_every_turn(text: str, node: Node) -> None:
     node.read()
     node.write(text)
     node.read()
@@ -308,10 +323,17 @@ def test_any_other_log_is_read_in_every_turn(ready: bool, text: str, node: Node)
     assert lines_read(node) == [float(number) for number in range(RESTS + 1)]
 
 
+def test_rests_are_counted_in_intervals_also_when_those_are_others_by_now(node: Node) -> None:
+    node.ready = frozenset(("sglang-30000",))
+    node.source.configure(Config(intervals=Intervals(logs=0.1)))
+    node.read()
+
+    assert not node.rests()
+
+
 def test_a_busy_log_is_read_at_once_when_its_folder_changes_and_when_its_server_is_gone(node: Node) -> None:
     """It may be moved, or emptied, this moment; and the last words of a server are wanted."""
-    node.ready = frozenset(("sglang-30000",))
-    node.read()
+    serves(node)
     node.write(BUSY)
     node.read()
 
@@ -387,8 +409,7 @@ def resting(node: Node) -> Node:
     processes = tuple(Process(ProcessId(pid, 100), name) for pid, name in ((8, "TP0"), (9, "TP1")))
     node.server = replace(node.server, processes=processes)
     patterned(node, "std*")
-    node.ready = frozenset(("sglang-30000",))
-    node.read()
+    serves(node)
     node.write(BUSY)
     node.read()
     return node
@@ -406,7 +427,7 @@ def test_files_that_are_named_are_not_looked_for_meanwhile(resting: Node) -> Non
 
     resting.monotonic += LOOK_SECONDS
     assert resting.rests()
-    resting.monotonic += REST_SECONDS
+    resting.monotonic += LONG_REST_TURNS
     assert not resting.rests()
 
 
@@ -428,7 +449,7 @@ def test_what_changes_the_servers_or_a_folder_is_seen_in_the_turn_behind_it(rest
 
 def test_the_logs_of_a_server_that_is_not_ready_never_rest(resting: Node) -> None:
     resting.ready = frozenset()
-    resting.monotonic += REST_SECONDS
+    resting.monotonic += LONG_REST_TURNS
     resting.read()
 
     assert not resting.rests()
@@ -1200,8 +1221,7 @@ def noted(node: Node) -> tuple[object, object]:
 def test_how_far_a_log_is_told_stays_known_while_it_is_left_alone_and_is_told_anew_when_it_is_read(
     counted: Node,
 ) -> None:
-    counted.ready = frozenset(("sglang-30000",))
-    counted.read()
+    serves(counted)
     counted.write(BUSY)
     counted.read()
     told, seen = noted(counted), list[tuple[object, object]]()
@@ -1343,8 +1363,7 @@ def test_a_fatal_line_that_a_busy_log_got_just_before_it_was_copied_and_emptied_
         place = node.log_place("stdout")
         stream = replace(place, path=f"/proc/self/fd/{writer.fileno()}")
         node.server = replace(node.server, logs=(replace(place, owner=os.geteuid()) if is_named else stream,))
-        node.ready = frozenset(("sglang-30000",))
-        node.read()
+        serves(node)
         node.write(BUSY)
         node.read()
         node.write(FATAL)

@@ -36,6 +36,7 @@ OPENS = {
     "sources.locks": KERNEL,
     "sources.locks_child": "/proc, and in the server's root by descriptors of folders: a link as the server has it",
     "sources.logs.collector": "no path: a method of ours is called so",
+    "sources.logs.copies": "only what untrusted_paths has opened",
     "sources.logs.earlier": "only what untrusted_paths has opened",
     "sources.logs.mounts": KERNEL,
     "sources.logs.streams": KERNEL,

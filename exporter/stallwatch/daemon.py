@@ -224,14 +224,17 @@ class Daemon:
         if self._clock.skipped > skipped:
             log.warning("pause not counted", extra={"seconds": round(self._clock.skipped - skipped, 1)})
             self.tell_pause(earliest + skipped, monotonic)
+        last = {result.source: result for result in results}
         for result in results:
-            self._take(result, earliest)
+            self._take(result, earliest, says_nothing=says_the_same(result, last[result.source]))
         return monotonic, wall, now
 
-    def _take(self, result: Result, earliest: float) -> None:
-        self._latest[result.source] = result
+    def _take(self, result: Result, earliest: float, says_nothing: bool = False) -> None:
+        """`says_nothing`: a later result of this tick says the same and is taken, too."""
+        before, self._latest[result.source] = self._latest.get(result.source), result
         at = self._clock.of(result.finished, earliest)
-        if result.source == Logs.name and result.error is None:
+        is_news = before is None or result.readings is not before.readings
+        if result.source == Logs.name and result.error is None and is_news:
             self._note_arrivals(result, at)
         if result.servers is not None:
             self._timeline.see(result.servers, at)
@@ -239,6 +242,8 @@ class Daemon:
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
         if self._witness is not None:
             self._witness(result, at, interval)
+        if says_nothing:
+            return
         readings: Iterable[Reading] = result.readings
         if self._memory is not None:
             readings = self._memory.settle(self._timeline, readings, at)
@@ -394,6 +399,14 @@ class Daemon:
                     "phase": change.phase,
                 },
             )
+
+
+def says_the_same(result: Result, later: Result) -> bool:
+    """Whether a result brings nothing but the very readings of a later one of its source."""
+    if result is later or result.readings is not later.readings or result.error is not None or later.error is not None:
+        return False
+    found = result.servers, result.listeners, result.gpu_uses
+    return not result.events and not result.rank_names and all(each is None for each in found)
 
 
 def is_loss(result: Result) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
+from ...config import Config
 from ...frameworks import Framework
 from ...model import ERROR_KINDS, EVENTS, Event, LogPlace, Observation, RankName, Reading, Scene, Server, Signal
 from ...signals import LOG_BYTES
@@ -73,7 +74,7 @@ class Logs:
 
     def __init__(self, host: Host, turn_bytes: int = READ_BYTES) -> None:
         self._turn_bytes = turn_bytes
-        self._limits = host.config.limits
+        self._limits, self._interval = host.config.limits, host.config.intervals.logs
         self._frameworks = {framework.name: framework for framework in host.frameworks}
         self._events = {each.name: frozenset(pattern.event for pattern in each.patterns) for each in host.frameworks}
         self._servers: dict[str, ServerLogs] = {}
@@ -89,6 +90,9 @@ class Logs:
         self.dropped_logs = 0  # logs that found no room, so far
         self._refused: set[tuple[str, str]] = set()  # server and log, at the last turn
         self.past = Past(self._guards, self._far)
+
+    def configure(self, config: Config) -> None:
+        self._limits, self._interval = config.limits, config.intervals.logs
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         """Read every log on, and tell what was new and all counts.
@@ -165,7 +169,7 @@ class Logs:
                 log.be_ready()
             self.past.open(logs, log)
             yield from self._read_log(log, server.name, now)
-            log.rest(ready and now.monotonic >= logs.alert_until, now.monotonic)
+            log.rest(ready and now.monotonic >= logs.alert_until, now.monotonic, self._interval)
             log.last_readings = tuple(self._log_readings(log, server.name, logs.before.get(log.place.name, NOTHING)))
         of_logs = [reading for log in seen for reading in log.last_readings]
         if any(log.catching_up for log in due):
@@ -246,7 +250,7 @@ class Logs:
         logs.stir()
         for log in logs.logs.values():
             yield from self._read_log(log, name, now)
-            log.rest(False, now.monotonic)  # should the server come again, its log is read
+            log.rest(False, now.monotonic, self._interval)  # should the server come again, its log is read
             if logs.absent_turns >= LAST_WORDS_READS:
                 yield from self._tell(log, name, log.finish(), now)
         if logs.absent_turns >= LAST_WORDS_READS:

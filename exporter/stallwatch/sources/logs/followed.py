@@ -13,10 +13,11 @@ from .lines import Batch, LogScanner
 from .tail import LogTail
 
 MUCH_BYTES = 4096
-REST_SECONDS = 9.5
-"""A log of a server that serves rests so long after a turn that read so much: to go to it costs much the same however
-much there is, and such a log says the same again and again.  It moved when it was read last, so nobody takes it for
-silent; and once a process of its server comes or goes it is read at once, for a fatal line comes before."""
+REST_TURNS, LONG_REST_TURNS = 4.5, 9.5
+"""A log of a server that serves rests for so many intervals after it was read, for the long time if it gave so much:
+to go to it costs much the same however much there is, and it says the same again and again.  Nothing is judged more
+often than every five seconds but on a certain sign; and once a process of its server comes or goes it is read at once,
+for a fatal line comes before."""
 
 Heard = tuple[Voice, Batch]
 
@@ -94,11 +95,12 @@ class FollowedLog:
         """Whether it is not known to be this server's: a unit that never wrote to the journal."""
         return isinstance(self.tail, JournalTail) and not self.tail.heard
 
-    def rest(self, serves: bool, at: float) -> None:
+    def rest(self, serves: bool, at: float, interval: float) -> None:
         """Behind the turn in which it was read, at `at` (monotonic seconds).  `serves`: its server is ready."""
         read, self._rested_at = self.tail.bytes_read - self._rested_at, self.tail.bytes_read
-        rests = serves and read >= MUCH_BYTES and self._caught_up and not self.is_behind
-        self.due = at + REST_SECONDS if rests else float("-inf")
+        rests = serves and self._caught_up and not self.is_behind
+        turns = LONG_REST_TURNS if read >= MUCH_BYTES else REST_TURNS
+        self.due = at + turns * interval if rests else float("-inf")
 
     def be_ready(self) -> None:
         for voice in self.voices.values():
