@@ -299,6 +299,7 @@ def test_a_copy_that_is_being_packed_is_read_as_it_is(log: Path, reader: Reader)
         gzip.compress(b"other\nbefore\n"),
         gzip.compress(b"first\n")[:-9],
     ],
+    ids=["empty", "no gzip", "less", "another", "cut"],
 )
 def test_what_is_packed_and_holds_something_else_is_no_copy(content: bytes, log: Path, reader: Reader) -> None:
     append(log, b"before\n")
