@@ -879,6 +879,18 @@ def test_what_is_infinite_is_left_out_and_what_is_no_number_is_an_error() -> Non
             record_text(wrong)
 
 
+@pytest.mark.parametrize(
+    ("version", "kept"), [("0.5.12", "0.5.12"), ("\N{ARABIC-INDIC DIGIT THREE}", ""), ('3"', ""), ("secret", "")]
+)
+def test_a_version_is_written_as_it_is_read_or_not_at_all(version: str, kept: str) -> None:
+    """One word that reads otherwise than it was written, and the seal of the whole document is wrong."""
+    run = stalled()
+    run.now.startup.version = version
+
+    (entry,) = run.document(300.0)["servers"]
+    assert entry["timeline"]["startup"]["version"] == kept
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, "much"])
 def test_a_server_with_a_number_that_is_none_costs_no_other(wrong: Any) -> None:
     run = stalled()

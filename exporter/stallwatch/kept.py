@@ -204,7 +204,8 @@ CLOSED: Mapping[tuple[type, str], tuple[str, ...]] = {
 """Fields whose words another version of ours may have more of than this one knows."""
 
 _WORD = re.compile(r"#?[A-Za-z0-9_:-]{0,64}")
-_RELEASE = re.compile(r"\d[0-9A-Za-z.+-]{0,31}")
+_RELEASE = re.compile(r"[0-9][0-9A-Za-z.+-]{0,31}")
+"""Plain letters and digits only, as in a word: they are written as they are, and what is read must be the same text."""
 HASHED = "#"
 
 Seal = Callable[..., str]
