@@ -331,6 +331,24 @@ def test_rests_are_counted_in_intervals_also_when_those_are_others_by_now(node: 
     assert not node.rests()
 
 
+@pytest.mark.parametrize(("interval", "looks"), [(1.0, 9), (5.0, 1), (10.0, 0), (60.0, 0)])
+def test_where_logs_are_looked_at_seldom_none_rests_for_longer_than_elsewhere(
+    interval: float, looks: int, node: Node
+) -> None:
+    """A busy log that is not read for minutes would look like one that fell silent."""
+    node.source.configure(Config(intervals=Intervals(logs=interval)))
+    serves(node)
+    node.write(BUSY)
+    node.read()
+    rests = []
+    for _ in range(looks + 1):
+        node.monotonic += interval - 1
+        rests.append(node.rests())
+        node.monotonic += 1
+
+    assert rests == [True] * looks + [False]
+
+
 def test_a_busy_log_is_read_at_once_when_its_folder_changes_and_when_its_server_is_gone(node: Node) -> None:
     """It may be moved, or emptied, this moment; and the last words of a server are wanted."""
     serves(node)

@@ -18,6 +18,8 @@ REST_TURNS, LONG_REST_TURNS = 4.5, 9.5
 to go to it costs much the same however much there is, and it says the same again and again.  Nothing is judged more
 often than every five seconds but on a certain sign; and once a process of its server comes or goes it is read at once,
 for a fatal line comes before."""
+LONGEST_TURN_SECONDS = 1.0
+"""Longer intervals count as this: a log that is not read must never be taken for one that is silent."""
 
 Heard = tuple[Voice, Batch]
 
@@ -100,7 +102,7 @@ class FollowedLog:
         read, self._rested_at = self.tail.bytes_read - self._rested_at, self.tail.bytes_read
         rests = serves and self._caught_up and not self.is_behind
         turns = LONG_REST_TURNS if read >= MUCH_BYTES else REST_TURNS
-        self.due = at + turns * interval if rests else float("-inf")
+        self.due = at + turns * min(interval, LONGEST_TURN_SECONDS) if rests else float("-inf")
 
     def be_ready(self) -> None:
         for voice in self.voices.values():
