@@ -230,6 +230,28 @@ def test_a_read_is_bounded_and_goes_on(folder: Path) -> None:
     assert child.tail.backlog == 1
 
 
+@pytest.mark.parametrize(("pieces", "backlog"), [(1, 0), (journal.PIPE_BYTES // 1024 - 1, 0), (64, 1), (65, 1)])
+def test_a_child_whose_pipe_was_full_has_more_to_tell(
+    pieces: int, backlog: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may not get to write before we are through, and a log that was read to its end may rest."""
+    child = Child(folder, "exec sleep 60")
+    list(child.tail.read(1 << 20))
+    child.now += FIRST_WORD_SECONDS
+    list(child.tail.read(1 << 20))
+    assert child.tail.backlog == 0
+    piece = record("x" * (1024 - len(record(""))))
+    there = iter([piece] * pieces)
+    monkeypatch.setattr(JournalTail, "_available", lambda tail, child: next(there, None))
+    assert len(piece) == 1024
+
+    assert len(b"".join(child.tail.read(1 << 20))) > 0
+    assert child.tail.backlog == backlog
+    assert list(child.tail.read(1 << 20)) == []
+    assert child.tail.backlog == 0
+    child.tail.close()
+
+
 def test_a_record_without_end_is_dropped_at_a_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MOST_RECORD_BYTES", 1000)
     child = Child(folder, "head -c 100000 /dev/zero; echo; " + printed(record("after")) + "exec sleep 60")

@@ -24,6 +24,8 @@ from .. import Moment
 PLACE = "journal:"
 """`journal:<namespace>:<unit>` is the place of a log that is no file; a user's unit is `<uid>/<unit>`."""
 READ_BYTES = 64 << 10
+PIPE_BYTES = 64 << 10
+"""So much the pipe of the child holds: where all of it was read, the child waited and has more to tell in a moment."""
 MOST_RECORD_BYTES = 4 << 20
 """A longer record is dropped; a line of 48 KiB is 200 KiB as numbers."""
 SETTLE_SECONDS = 1.0
@@ -233,6 +235,8 @@ class JournalTail:
                 self.bytes_read += len(text)
                 yield text
         self._settle(left)
+        if self._child is not None and most_bytes - left >= PIPE_BYTES:
+            self.backlog = 1
 
     @property
     def _target(self) -> tuple[str, str]:
