@@ -348,6 +348,44 @@ def test_where_schedstat_says_nothing_every_thread_is_read_each_time(node: Node,
     assert node.open_files() == 2
 
 
+def test_a_thread_that_never_ran_does_not_make_schedstat_worth_nothing(node: Node) -> None:
+    """It was made a moment ago, or waits for a CPU; what the others say still holds."""
+    node.show({10: marked(Thread()), 11: marked(RUNNING, "0 0 0")})
+    before = node.look()
+    node.show({10: marked(POLL), 11: marked(POLL, "40 9 1")})
+
+    assert (before, node.look()) == ({"futex": 1, "running": 1}, {"futex": 1, "poll": 1})
+
+
+@pytest.mark.parametrize("left", [0, 1, None])
+def test_where_no_more_files_can_be_opened_none_is_lost(
+    left: int | None, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of the whole machine may be full for a while: what was opened until then is closed like any other."""
+    node.show({10: marked(Thread()), 11: marked(Thread()), 12: marked(POLL)})
+    real, opened = os.open, list[str]()
+
+    def scarce(path: str, *how: int) -> int:
+        if str(path).endswith("schedstat"):
+            opened.append(path)
+            if left is not None and len(opened) > left:
+                raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        return real(path, *how)
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "open", scarce)
+        reasons = {(reading.value is None, reading.reason) for reading in node.read()}
+    assert reasons == ({(False, None)} if left is None else {(True, "error")})
+    assert node.open_files() == (3 if left is None else left)
+
+    assert node.look() == {"futex": 2, "poll": 1}
+    assert node.open_files() == 3
+    node.tree.end(10)
+    node.processes.clear()
+    node.look()
+    assert (node.open_files(), node.source._room._left) == (0, 1000)
+
+
 def test_threads_come_and_go_where_schedstat_tells_who_ran(node: Node) -> None:
     node.show({10: marked(Thread()), 11: marked(Thread()), 12: marked(SLEEP)})
     before = node.look()

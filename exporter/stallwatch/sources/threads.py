@@ -30,7 +30,7 @@ READ_BYTES = {"schedstat": 64, "syscall": 4, "wchan": 48}
 
 _MARK = "schedstat"
 _NO_MARK = b"0 0 0\n"
-"""Of a thread that never ran, and of all where the kernel does not count."""
+"""Of a thread that never ran, and of all where the kernel does not count: one that just began says nothing of those."""
 
 _FLEETING = frozenset((b"runn", b"0", b""))
 """Not the content of a thread that sleeps: it may go to sleep without another mark."""
@@ -133,7 +133,7 @@ class ThreadFiles:
             return self._without_keeping(folder)
         if self._kept != _MARK:
             return kept
-        if _NO_MARK in kept.values():
+        if kept and all(mark == _NO_MARK for mark in kept.values()):
             self._do_without()
             return self._contents()
         return self._of_those_that_ran(kept)
@@ -229,11 +229,15 @@ class ThreadFiles:
         if not self._room.take(len(new)):
             self.close()
             return False
-        opened = {thread: fd for thread in new if (fd := self._open(thread)) is not None}
-        self._room.give_back(len(new) - len(opened))
-        self._fds.update(opened)
+        before = len(self._fds)
+        try:
+            for thread in new:
+                if (fd := self._open(thread)) is not None:
+                    self._fds[thread] = fd
+        finally:  # also where the machine has no file left to open: what is open is kept
+            self._room.give_back(len(new) - (len(self._fds) - before))
         is_last = self._kept == "wchan"
-        if not is_last and any(os.path.exists(self._path(thread)) for thread in new - opened.keys()):
+        if not is_last and any(os.path.exists(self._path(thread)) for thread in new - self._fds.keys()):
             self._do_without()
             return self._relist(folder)
         return len(self._fds) > 0
