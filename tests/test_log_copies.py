@@ -352,6 +352,28 @@ def test_of_a_packed_file_that_begins_otherwise_only_the_beginning_is_unpacked(
     assert len(pieces) == 1
 
 
+@pytest.mark.parametrize("decoys", [1, 20])
+def test_many_packed_files_that_begin_as_the_log_did_cost_no_more_than_two(
+    decoys: int, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who writes the log may lay as many beside it as he likes.  A copy that is small is found all the same."""
+    monkeypatch.setattr(copies, "MOST_REST", 1 << 18)
+    log.write_bytes(read := lines(200, "read"))
+    reader = Reader(log)
+    reader.read()
+    append(log, b"before\n")
+    copy = packed(copied(log))
+    noise = gzip.compress(read[:1500] + os.urandom(1 << 18))
+    for number in range(decoys):
+        decoy = log.with_name(f"{log.name}-decoy-{number}.gz")
+        decoy.write_bytes(noise)
+        change_later(decoy, copy)
+    pieces, of_one = pieces_unpacked(monkeypatch), -(-len(noise) // copies.PACKED_BYTES)
+
+    assert reader.read() == b"before\n"
+    assert len(pieces) <= 2 * of_one + decoys
+
+
 # --- what is no copy ----------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ..untrusted_paths import open_file
 from .earlier import Earlier, beside, order_of, unpacked
@@ -26,6 +27,15 @@ MOST_REST = 32 << 20
 """Bytes of a packed copy behind what was read that are kept in memory."""
 MOST_COPIES = 32
 """Files that are looked into."""
+MOST_TRIED = 2
+"""As many packed files are unpacked at most as far as one may be: beside a log may lie many that begin as it did."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Bytes that may still be unpacked, of files that begin as the log did."""
+
+    left: int
 
 
 def copy_of(file: OpenFile, path: str, is_apart: Callable[[str], bool]) -> int | None:
@@ -34,9 +44,9 @@ def copy_of(file: OpenFile, path: str, is_apart: Callable[[str], bool]) -> int |
     `is_apart`: whether a path is followed as a log of its own, which tells what it holds.
     OSError when the file itself does not answer any more.
     """
-    owner = os.fstat(file.descriptor).st_uid
+    owner, budget = os.fstat(file.descriptor).st_uid, _Budget(MOST_TRIED * _reach(file))
     for found in _changed_last(path, owner, file)[:MOST_COPIES]:
-        if not is_apart(found.path) and (descriptor := _opened(found, file, owner)) is not None:
+        if not is_apart(found.path) and (descriptor := _opened(found, file, owner, budget)) is not None:
             return descriptor
     return None
 
@@ -66,7 +76,7 @@ def _order(name: str, other: str) -> tuple[str, str] | None:
     return (f"named {other}", "") if other.startswith(name) and other != name else None
 
 
-def _opened(found: Earlier, file: OpenFile, owner: int) -> int | None:
+def _opened(found: Earlier, file: OpenFile, owner: int, budget: _Budget) -> int | None:
     """None when it is no copy, or cannot be read."""
     try:
         descriptor = open_file(found.path)
@@ -78,14 +88,19 @@ def _opened(found: Earlier, file: OpenFile, owner: int) -> int | None:
             if found.path.endswith(PACKED):
                 packed, descriptor = descriptor, os.memfd_create("log-copy")
                 with open(packed, "rb", buffering=0):
-                    _unpack(packed, descriptor, file)
+                    _unpack(packed, descriptor, file, budget)
             if file.is_in(descriptor):
                 return descriptor
     os.close(descriptor)
     return None
 
 
-def _unpack(packed: int, memory: int, file: OpenFile) -> None:
+def _reach(file: OpenFile) -> int:
+    """How far one packed copy is gone through."""
+    return min(MOST_UNPACKED, file.offset + MOST_REST)
+
+
+def _unpack(packed: int, memory: int, file: OpenFile, budget: _Budget) -> None:
     """What is needed of a packed copy, each byte at its place: the beginning, and from the last bytes read on."""
     head, last, at = file.begins + file.head_bytes, file.offset - file.last_bytes, 0
     is_begun = False
@@ -99,7 +114,8 @@ def _unpack(packed: int, memory: int, file: OpenFile) -> None:
             is_begun = file.begins_in(memory)
             if not is_begun:
                 return  # it is none
-        if at > min(MOST_UNPACKED, file.offset + MOST_REST):
+        budget.left -= len(chunk)
+        if at > _reach(file) or budget.left <= 0:
             return
 
 
