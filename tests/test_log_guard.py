@@ -399,19 +399,20 @@ def test_where_a_stream_leads_is_not_looked_at_when_that_is_far_here(
     assert (str(node.far / "x.log") in looked, str(path) in looked) == (False, not is_far)
 
 
-@pytest.mark.parametrize("is_far", [False, True])
+@pytest.mark.parametrize("mount", ["/logs", "/logs/x.log.2", ""])
 def test_where_a_stream_leads_is_not_looked_at_when_that_is_far_where_its_process_runs(
-    is_far: bool, node: Node, monkeypatch: pytest.MonkeyPatch
+    mount: str, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No mount of ours is far; a container may have one of its own."""
+    """No mount of ours is far; a container may have one of its own, also of a single file."""
+    is_far = bool(mount)
     path, place = node.proc / "7/root/logs/x.log", node.proc / "7/fd/1"
     for folder in (path.parent, place.parent):
         folder.mkdir(parents=True)
     path.write_bytes(b"first\n")
     place.symlink_to(path)
     (node.proc / "self/mountinfo").write_text("22 1 254:0 / / rw - ext4 /dev/vda rw\n")
-    kind = "nfs4" if is_far else "ext4"
-    (node.proc / "7/mountinfo").write_text(f"1 0 0:50 / / rw - overlay o rw\n2 1 0:51 / /logs rw - {kind} s:/ rw\n")
+    far = f"2 1 0:51 / {mount} rw - nfs4 s:/ rw\n" if mount else "2 1 0:51 / /logs rw - ext4 /dev/vdb rw\n"
+    (node.proc / "7/mountinfo").write_text(f"1 0 0:50 / / rw - overlay o rw\n{far}")
     (node.proc / "7/fdinfo/1").write_text("mnt_id:\t1\n")
     node.mounts.refresh(LOOK_SECONDS)
     tail = Guards(node.mounts).tail(str(place), None)

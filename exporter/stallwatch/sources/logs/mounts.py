@@ -135,11 +135,16 @@ class Mounts:
         return path if wild < len(parts) - 1 else None
 
     def far_inside(self, folder: str) -> dict[str, str]:
-        """name -> key of the far mounts right in a near folder: a single file may be one."""
-        if not self._own.has_far:
+        """name -> key of the far mounts right in a near folder: a single file may be one.
+
+        Below the root folder of a process the folder is one without links, as the kernel names it.
+        """
+        inside = _ROOT.fullmatch(f"{folder}/".removeprefix(f"{self.proc}/"))
+        table = self._own if inside is None else self._table(inside[1])
+        if not table.has_far:
             return {}
-        mounts = [(os.path.split(mount.point), mount) for mount in self._own.points.values() if mount.is_far]
-        real = os.path.realpath(folder) if mounts else ""
+        mounts = [(os.path.split(mount.point), mount) for mount in table.points.values() if mount.is_far]
+        real = os.path.realpath(folder) if inside is None else os.path.normpath(inside[2])
         return {name: mount.key for (parent, name), mount in mounts if parent == real}
 
     def may_keep(self, key: str) -> bool:
