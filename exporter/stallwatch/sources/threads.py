@@ -1,8 +1,9 @@
 """The `threads` collector: how many threads of each rank wait in what.
 
 One descriptor per thread stays open and is read again by pread: its schedstat, which says at half the cost whether it
-ran since the last look.  Who slept then and did not run since still waits for the same; only of the others is read what
-they wait in (syscall, else wchan).  Where the kernel keeps no schedstat, that file is the one that stays open.
+ran since the last look.  Who slept then and did not run since still waits for the same (or was woken and gets no CPU);
+only of the others is read what they wait in (syscall, else wchan).  Where the kernel keeps no schedstat, that file is
+the one that stays open.
 A process whose CPU clock did not move had no thread running, so nothing changed: it is not read at all.
 """
 
