@@ -646,3 +646,46 @@ def test_a_dead_mount_stops_its_own_log_only_and_says_so(node: Node, monkeypatch
     assert log.tail._job.done.wait(30)
     assert read(9) == {"far": 4.0, "near": 4.0}
     source.close()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_far_log_that_did_not_answer_in_its_turn_does_not_rest(
+    is_late: bool, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the thread brings is told in the next turn, and not once the server's logs have rested."""
+    answers, whole = threading.Event(), log_guard._read_all
+
+    def blocked(tail: LogTail, *how: object) -> object:
+        assert answers.wait(60)
+        return whole(tail, *how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(log_guard, "_read_all", blocked)
+    path = node.far / "x.log"
+    path.write_text("x\n")
+    place = LogPlace("far", str(path), owner=os.geteuid())
+    server = Server("one", "sglang", "server", ProcessId(7, 100), 0.0, (), logs=(place,))
+    scene = Scene((server,), ready=frozenset(("one",)))
+    source = Logs(Host(Config(), load_frameworks(), proc=node.proc))
+
+    def read(at: float) -> float | None:
+        seen = list(source.read(scene, Moment(at, at)))
+        return next(one.value for one in seen if isinstance(one, Reading) and one.signal.name == "log_bytes_total")
+
+    answers.set()
+    source._guards.turn = 30.0
+    assert [read(at) for at in (1, 20, 40)] == [2.0] * 3
+    with path.open("a") as file:
+        file.write("y\n")
+    if is_late:
+        answers.clear()
+        source._guards.turn = 0.0
+        assert read(60) == 2.0
+        job = source._servers["one"].logs["far"].tail._job  # type: ignore[union-attr]
+        answers.set()
+        assert job is not None
+        assert job.done.wait(30)
+    assert read(61) == 4.0
+    with path.open("a") as file:
+        file.write("z\n")
+    assert read(62) == 4.0
+    source.close()

@@ -199,6 +199,11 @@ class GuardedTail(LogTail):
         self._mount = ""
         self._job: _Job | None = None
         self._late = 0  # times it did not answer
+        self._is_waiting = False
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._is_waiting
 
     @property
     def far_mount(self) -> str | None:
@@ -246,7 +251,8 @@ class GuardedTail(LogTail):
             self._job = self._guards.start(
                 self._mount, lambda: _read_all(far, path, owner, most_bytes, rests), shares=is_open
             )
-        if self._job is None or not self._job.done.wait(seconds):
+        self._is_waiting = self._job is None or not self._job.done.wait(seconds)
+        if self._job is None or self._is_waiting:
             self._wait_on()
             return
         parts, self._job = self._job.result, None

@@ -70,6 +70,11 @@ class LogTail:
         return None
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the last read did not come back, or found no thread to begin in."""
+        return False
+
+    @property
     def identity(self) -> Identity | None:
         """Device and inode of the open file."""
         return self._file.identity if self._file else None
