@@ -465,6 +465,19 @@ def test_what_changes_the_servers_or_a_folder_is_seen_in_the_turn_behind_it(rest
     assert not resting.rests()
 
 
+def test_a_server_that_is_not_ready_any_more_is_read_at_once(resting: Node) -> None:
+    (lines,) = values([*resting.last_readings], "log_lines_total").values()
+    assert isinstance(lines, float)
+    resting.write("one more\n")
+    assert resting.rests()
+    assert values(resting.read(), "log_lines_total") == {("stdout",): lines}
+    resting.ready = frozenset()
+
+    assert not resting.rests()
+    assert values(resting.read(), "log_lines_total") == {("stdout",): lines + 1}
+    assert not resting.rests()
+
+
 def test_the_logs_of_a_server_that_is_not_ready_never_rest(resting: Node) -> None:
     resting.ready = frozenset()
     resting.monotonic += LONG_REST_TURNS

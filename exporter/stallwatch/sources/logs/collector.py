@@ -104,7 +104,7 @@ class Logs:
         self._now = now
         news = self._changes_seen != (changes := self._changes)
         self._changes_seen = changes
-        busy = {server.name for server in scene.servers if news or not self._is_calm(server, now.monotonic)}
+        busy = {server.name for server in scene.servers if news or not self._is_calm(server, scene, now.monotonic)}
         present = {server.name for server in scene.servers}
         gone = [name for name in self._servers if name not in present]
         if busy:
@@ -127,7 +127,7 @@ class Logs:
         """Whether no log is to be read at `at`, nothing is to be looked for, and the servers are who they were."""
         if self._changes_seen != self._changes or len(scene.servers) != len(self._servers):
             return False
-        return all(self._is_calm(server, at) for server in scene.servers)
+        return all(self._is_calm(server, scene, at) for server in scene.servers)
 
     def folder_changed(self) -> None:
         self._changes += 1
@@ -142,20 +142,22 @@ class Logs:
 
     # --- one server --------------------------------------------------------------------------------------
 
-    def _is_calm(self, server: Server, at: float) -> bool:
+    def _is_calm(self, server: Server, scene: Scene, at: float) -> bool:
         logs = self._servers.get(server.name)
-        is_known = logs is not None and logs.is_calm(server, at)
+        is_known = logs is not None and logs.is_calm(server, server.name in scene.ready, at)
         return is_known and bool(server.processes or server.logs)
 
     def _read_server(self, server: Server, ready: bool, news: bool, now: Moment) -> Iterator[Observation]:
         """Read what is due; what is then told of the server is its `calm`, but for a history that is still read.
 
-        `news`: a folder changed, it may be one of its logs; a process that came or went is news too.
+        `news`: a folder changed, it may be one of its logs; a process that came or went is news too, and a server that
+        is not ready any more.
         """
         logs = self._servers.get(server.name) or self._begin(server)
         if logs.server.processes != server.processes:
             news, logs.alert_until = True, now.monotonic + ALERT_SECONDS
-        logs.server, logs.absent_turns = server, 0
+        news = news or (logs.is_ready and not ready)
+        logs.server, logs.is_ready, logs.absent_turns = server, ready, 0
         yield from self._arrange(logs, server, now.monotonic)
         seen = [log for log in logs.logs.values() if not log.is_hidden]
         due = [log for log in seen if news or log.due <= now.monotonic]

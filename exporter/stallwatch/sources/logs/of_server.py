@@ -52,15 +52,16 @@ class ServerLogs:
     given_up: Before = field(default_factory=Before)  # events of places that are no more
     unclaimed: dict[str, LogSums] = field(default_factory=dict)
     absent_turns: int = 0
+    is_ready: bool = False  # as of the last turn that looked at it
     alert_until: float = float("-inf")  # monotonic seconds: until then no log rests, for a process came or went
     calm: Calm | None = None  # None = a log was read, opened or closed since
     told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn, by event
     told_errors: dict[str, Reading] = field(default_factory=dict)  # the same, by kind
 
-    def is_calm(self, server: Server, at: float) -> bool:
+    def is_calm(self, server: Server, ready: bool, at: float) -> bool:
         """Whether the turn at `at` has nothing to do here, and tells what the one before told."""
         calm = self.calm
-        if calm is None or self.arranged is None or self.absent_turns:
+        if calm is None or self.arranged is None or self.absent_turns or ready != self.is_ready:
             return False
         return at < calm.until and (server is self.server or server == self.server)
 
