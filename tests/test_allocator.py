@@ -15,8 +15,10 @@ from stallwatch.allocator import KEPT_BYTES
 
 _BLOCK = 256 << 10
 _PROBE = """
-import resource, sys, threading
+import ctypes, resource, sys, threading
 from stallwatch import allocator
+
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: a huge page would be one fault for 512 pages
 
 def faults():
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
