@@ -529,6 +529,7 @@ def looks(node: Node, *each: Iterable[Observation]) -> tuple[list[float], list[f
         node.sources["logs"].yields = lambda told=observations: told  # type: ignore[misc]
         node.pollers["logs"].turn()
     node.daemon.tick()
+    timeline.put = take  # type: ignore[method-assign]
     return recorded, put
 
 
@@ -536,22 +537,28 @@ def log_bytes(value: float) -> Reading:
     return signals.LOG_BYTES.read(value, "s", "log")
 
 
-def test_of_looks_that_say_the_same_each_is_recorded_and_the_last_is_put() -> None:
+def test_of_looks_that_say_the_same_each_is_recorded_and_the_first_and_the_last_are_put() -> None:
     node = Node()
     node.step()
-    recorded, put = looks(node, [log_bytes(5.0)], [log_bytes(5.0)], [log_bytes(5.0)])
+    now = node.now
+    recorded, put = looks(node, *[[log_bytes(5.0)]] * 4)
+    again = looks(node, *[[log_bytes(5.0)]] * 3)
 
-    assert recorded == [node.daemon._now - 2.0, node.daemon._now - 1.0, node.daemon._now]
-    assert put == [node.daemon._now]
+    assert recorded == [now + 1.0, now + 2.0, now + 3.0, now + 4.0]
+    assert put == [now + 1.0, now + 4.0]
+    assert again == ([now + 5.0, now + 6.0, now + 7.0], [now + 7.0])
 
 
-def test_of_looks_that_say_something_else_each_is_put() -> None:
+def test_a_change_is_dated_by_the_look_that_saw_it_first() -> None:
     node = Node()
     node.step()
-    recorded, put = looks(node, [log_bytes(5.0)], [log_bytes(6.0)], [log_bytes(5.0)], [log_bytes(5.0)])
+    now = node.now
+    recorded, put = looks(
+        node, [log_bytes(5.0)], [log_bytes(6.0)], [log_bytes(5.0)], [log_bytes(5.0)], [log_bytes(5.0)]
+    )
 
-    assert len(recorded) == 4
-    assert put == [node.daemon._now - 3.0, node.daemon._now - 2.0, node.daemon._now]
+    assert len(recorded) == 5
+    assert put == [now + 1.0, now + 2.0, now + 3.0, now + 5.0]
 
 
 def test_an_event_between_looks_that_say_the_same_is_told() -> None:

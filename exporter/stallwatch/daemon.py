@@ -230,7 +230,7 @@ class Daemon:
         return monotonic, wall, now
 
     def _take(self, result: Result, earliest: float, says_nothing: bool = False) -> None:
-        """`says_nothing`: a later result of this tick says the same and is taken, too."""
+        """`says_nothing`: a later result of this tick says the same.  It is put, too, and when it was first said."""
         before, self._latest[result.source] = self._latest.get(result.source), result
         at = self._clock.of(result.finished, earliest)
         is_news = before is None or result.readings is not before.readings
@@ -242,7 +242,7 @@ class Daemon:
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
         if self._witness is not None:
             self._witness(result, at, interval)
-        if says_nothing:
+        if says_nothing and not is_news:
             return
         readings: Iterable[Reading] = result.readings
         if self._memory is not None:
