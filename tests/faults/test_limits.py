@@ -25,8 +25,6 @@ from .harness import PATIENCE, QUICK_STATE, Exporter, Scrape, Victim, all_hold, 
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("as_root")]
 
-HELPER_SECONDS = 2.0
-"""A helper that was started before has ended by then."""
 FEW = 64
 """Descriptors: the least with which a process of this kind may be expected to be started."""
 
@@ -103,12 +101,21 @@ def no_more_tasks(pid: int) -> Iterator[Path]:
     try:
         (group / "cgroup.procs").write_text(str(pid))
         (group / "pids.max").write_text("1")
-        time.sleep(HELPER_SECONDS)
+        wait_until(lambda: not readers(pid), PATIENCE, "the end of the child that reads")
         yield group / "pids.max"
     finally:
         (group / "pids.max").write_text("max")
         wait_until(lambda: is_emptied(group), PATIENCE, "an empty cgroup")
         group.rmdir()
+
+
+def readers(pid: int) -> list[psutil.Process]:
+    """The children that read what may block; other tests' processes keep one busy."""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):
+            found += [child] * any(word.endswith("blocking_child.py") for word in child.cmdline())
+    return found
 
 
 def is_emptied(group: Path) -> bool:
