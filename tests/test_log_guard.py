@@ -662,7 +662,8 @@ def test_a_far_log_that_did_not_answer_in_its_turn_does_not_rest(
     monkeypatch.setattr(log_guard, "_read_all", blocked)
     path = node.far / "x.log"
     path.write_text("x\n")
-    place = LogPlace("far", str(path), owner=os.geteuid())
+    status = path.stat()  # known, so that nothing else is asked of the mount
+    place = LogPlace("far", str(path), None, status.st_dev, status.st_ino, os.geteuid())
     server = Server("one", "sglang", "server", ProcessId(7, 100), 0.0, (), logs=(place,))
     scene = Scene((server,), ready=frozenset(("one",)))
     source = Logs(Host(Config(), load_frameworks(), proc=node.proc))
