@@ -15,16 +15,19 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.process_collector import ProcessCollector
 
-from stallwatch import signals
+from stallwatch import daemon, signals
+from stallwatch.catalogue import read_signals
 from stallwatch.derived import SIGNALS
 from stallwatch.exposition import Exposition, own_process, render
 from stallwatch.model import (
     CHANNELS,
+    OUTCOME_BUCKETS_SECONDS,
     STATES,
     ChannelState,
     Reading,
     Report,
     Signal,
+    StartOutcome,
     StartupHistogram,
     Verdict,
 )
@@ -269,9 +272,18 @@ def test_series_that_are_gone_are_forgotten(report: Report) -> None:
         readings = [LEVEL.read(1, f"{start}-{number}") for number in range(10)]
         exposition.page(with_readings(report, readings))
 
-    family = exposition._families[LEVEL.name]
-    assert len(family.known) <= 40
-    assert len(family.by_text) <= 40
+    family, _ = exposition._readings._families[LEVEL.name]
+    assert len(family.texts) == len(family.lines) == 10
+
+
+def test_families_that_are_gone_are_forgotten(report: Report) -> None:
+    exposition = Exposition()
+    exposition.page(with_readings(report, [LEVEL.read(1, "a")]))
+    assert list(exposition._readings._families) == [LEVEL.name]
+
+    exposition.page(with_readings(report, [signals.CPU_SECONDS.read(1, "a", "TP0")]))
+
+    assert list(exposition._readings._families) == [signals.CPU_SECONDS.name]
 
 
 @pytest.mark.parametrize(
@@ -285,6 +297,86 @@ def test_each_page_shows_the_value_of_its_report(values: tuple[float, ...], repo
     pages = [exposition.page(each).text(openmetrics=False) for each in reports]
 
     assert pages == [Exposition().page(each).text(openmetrics=False) for each in reports]
+
+
+readings_of_a_page = st.lists(
+    st.builds(
+        lambda signal, label, value: Reading(signal, (label,) * len(signal.labels), value, None if value else "error"),
+        st.sampled_from((LEVEL, signals.THREADS, signals.CPU_SECONDS)),
+        st.sampled_from(("a", "b", "c", "a\x00", "a\x01")),
+        st.sampled_from((None, 0.0, 1.0, 2.5, float("nan"))),
+    ),
+    max_size=8,
+)
+
+
+@given(st.lists(readings_of_a_page, max_size=5))
+def test_what_is_kept_of_the_page_before_changes_nothing(pages: list[list[Reading]]) -> None:
+    """Readings come and go, change places and values, are absent at 0, come twice or read alike."""
+    exposition = Exposition()
+    duplicates = 0.0
+    for readings in pages:
+        report = Report(0.0, 0.0, tuple(readings), (), (), {})
+        kept, fresh = exposition.page(report).text(False).decode(), Exposition().page(report).text(False).decode()
+
+        duplicates += value(samples_of(fresh.encode()), "series_dropped_total", reason="duplicate") or 0.0
+        counted = 'stallwatch_series_dropped_total{reason="duplicate"}'
+        assert [line for line in kept.splitlines() if not line.startswith(counted)] == [
+            line for line in fresh.splitlines() if not line.startswith(counted)
+        ]
+        assert f"{counted} {duplicates:.0f}" in kept.splitlines()
+
+
+def test_of_what_is_as_it_was_the_very_same_block_is_written(report: Report) -> None:
+    exposition = Exposition()
+    still, moving = LEVEL.read(1, "a"), signals.CPU_SECONDS
+    first, second = (
+        {
+            block.name: block
+            for block in exposition.page(with_readings(report, [still, moving.read(n, "a", "b")])).blocks
+        }
+        for n in (1.0, 2.0)
+    )
+
+    assert first["stallwatch_test_level"] is second["stallwatch_test_level"]
+    assert first["stallwatch_server_info"] is second["stallwatch_server_info"]
+    assert first["stallwatch_process_cpu_seconds_total"] is not second["stallwatch_process_cpu_seconds_total"]
+
+
+def test_a_server_a_start_and_an_end_that_changed_are_seen(report: Report) -> None:
+    """What is written once of them is written anew."""
+    exposition = Exposition()
+    counts = (1,) * (len(OUTCOME_BUCKETS_SECONDS) + 1)
+    ended = StartOutcome("vllm", "", "m", "", {"ready": (counts, 10.0)}, {}, {})
+    report = replace(report, outcomes=(ended,))
+    before = exposition.page(report).text(openmetrics=False)
+    about, started = report.servers[0], report.startups[0]
+    changed = replace(
+        report,
+        servers=(replace(about, server=replace(about.server, version="9.9")), *report.servers[1:]),
+        startups=(replace(started, total_seconds=started.total_seconds + 1), *report.startups[1:]),
+        outcomes=(replace(ended, durations={"ready": (counts, 11.0)}),),
+    )
+
+    after = exposition.page(changed).text(openmetrics=False)
+
+    assert after == Exposition().page(changed).text(openmetrics=False)
+    families = {line.partition(b"{")[0] for line in set(after.splitlines()) - set(before.splitlines())}
+    assert families == {
+        b"stallwatch_server_info",
+        b"stallwatch_startup_duration_seconds_sum",
+        b"stallwatch_startup_outcome_duration_seconds_sum",
+    }
+
+
+def test_nothing_that_is_worked_out_has_the_name_of_what_is_read() -> None:
+    """The two are families apart."""
+    read = {signal.name for signal in read_signals()} | {
+        signal.name for signal in vars(daemon).values() if isinstance(signal, Signal)
+    }
+
+    assert not read & {signal.name for signal in SIGNALS}
+    assert len(read) > 50
 
 
 def test_a_series_that_comes_back_is_shown_again(report: Report) -> None:

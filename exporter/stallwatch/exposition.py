@@ -1,6 +1,6 @@
 """Report -> the text of /metrics, in the Prometheus text format 0.0.4 and in OpenMetrics 1.0.
 
-A sample's text up to its value is cached between renders.
+The page before is kept: of the one after it most is the same.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter, itemgetter
+from typing import Any
 
 from . import __version__
 from .derived import (
@@ -31,8 +33,8 @@ from .derived import (
 from .model import (
     OUTCOME_BUCKETS_SECONDS,
     STARTUP_BUCKETS_SECONDS,
+    Reading,
     Report,
-    ServerReport,
     Signal,
     StartOutcome,
     StartupHistogram,
@@ -117,14 +119,16 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-@dataclass(slots=True)
-class _Sample:
-    """The cached text of a series up to its value, the page it was last on, and its value and whole line there."""
+_Key = tuple[str, ...] | str
+"""The labels of a series; or its whole text up to the value, where that does not follow the signal's labels."""
 
-    text: str
-    page: int = 0
-    value: float | None = None
-    line: str = ""
+_KeyAndValue = tuple[_Key, float | None]
+_OF_READING: Callable[[Any], _KeyAndValue] = attrgetter("labels", "value")
+_SIGNAL: Callable[[Reading], Signal] = attrgetter("signal")
+
+
+def _of_row(row: _KeyAndValue) -> _KeyAndValue:
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,53 +136,86 @@ class _Block:
     """One family, ready to be written: head lines for both formats, and the sample lines they share."""
 
     name: str
-    head: str
-    openmetrics_head: str
-    samples: str
+    head: bytes
+    openmetrics_head: bytes
+    samples: bytes
 
 
 @dataclass(slots=True)
 class _Family:
-    """One metric family: its series so far by raw labels and by text, and the lines of the present page."""
+    """One metric family as the page before had it, of which all is kept that did not change.
+
+    A new page throws away what its rows do not have: the block with the first row that is another, texts with their
+    series.
+    """
 
     signal: Signal
-    known: dict[tuple[str, ...], _Sample] = field(default_factory=dict)
-    by_text: dict[str, _Sample] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
+    key_and_value: Callable[[Any], _KeyAndValue]  # of a row
+    rows: Sequence[Any] = ()
+    texts: list[str] = field(default_factory=list)  # of each row, up to the value
+    are_distinct: bool = False  # no two of these are alike, so that none hides another
+    lines: list[str] = field(default_factory=list)  # of each row; "" = not shown
+    block: _Block | None = None  # None = without a sample
+    duplicates: int = 0
 
-    def add(self, labels: tuple[str, ...], value: float, page: int) -> bool:
-        """Add a line; False if this page already has the series (then nothing is added)."""
-        return self._put(self.known.get(labels) or self._learn(labels), value, page)
+    def show(self, rows: Sequence[Any]) -> _Family:
+        """Make the block of these rows; the very same one where they are the same."""
+        if rows != self.rows:  # readings of what did not change are the very same, which costs next to nothing here
+            if not self._renew(rows):
+                self._lay(rows)
+            self.rows = rows
+            signal, lines = self.signal, [line for line in self.lines if line]
+            self.block = _block(PREFIX + signal.name, signal.kind, signal.help, lines) if lines else None
+        return self
 
-    def add_text(self, text: str, value: float, page: int) -> bool:
-        """The same for a series that does not follow the signal's name and labels."""
-        return self._put(self.by_text.setdefault(text, _Sample(text)), value, page)
-
-    def _put(self, sample: _Sample, value: float, page: int) -> bool:
-        if sample.page == page:
+    def _renew(self, rows: Sequence[Any]) -> bool:
+        """Write the lines of values that changed; False where they are not of the same series: then lay all."""
+        if not self.are_distinct or len(rows) != len(self.rows):
             return False
-        sample.page = page
-        if sample.value != value:  # most are as they were on the page before
-            text = repr(+value)  # number_text, spelled out: this line runs for every sample
-            sample.value, sample.line = value, sample.text + _SPECIAL_VALUES.get(text, text)
-        self.lines.append(sample.line)
+        of, texts, lines = self.key_and_value, self.texts, self.lines.copy()
+        for index, (row, before) in enumerate(zip(rows, self.rows, strict=True)):
+            if row is before:
+                continue
+            (key, value), (old_key, old_value) = of(row), of(before)
+            if key != old_key:
+                return False
+            if value != old_value:
+                lines[index] = self._line(texts[index], value)
+        self.lines = lines
         return True
 
-    def _learn(self, labels: tuple[str, ...]) -> _Sample:
-        """Two raw label sets that read alike once cleaned are one series."""
-        text = sample_text(PREFIX + self.signal.name, zip(self.signal.labels, labels, strict=True))
-        sample = self.by_text.setdefault(text, _Sample(text))
-        self.known[labels] = sample
-        return sample
+    def _lay(self, rows: Sequence[Any]) -> None:
+        """Write all lines; two series that read alike once cleaned are one."""
+        known = dict(zip((self.key_and_value(row)[0] for row in self.rows), self.texts, strict=True))
+        keys_and_values = list(map(self.key_and_value, rows))
+        texts = [known.get(key) or self._text(key) for key, _ in keys_and_values]
+        lines = [self._line(text, value) for text, (_, value) in zip(texts, keys_and_values, strict=True)]
+        self.are_distinct = len(set(texts)) == len(texts)
+        self.duplicates = 0 if self.are_distinct else _drop_duplicates(texts, lines)
+        self.texts, self.lines = texts, lines
 
-    def finish(self, page: int) -> _Block:
-        """The page's lines; series that are gone are forgotten once they outnumber those of the page."""
-        signal, lines = self.signal, self.lines
-        self.lines = []
-        if len(self.by_text) > 2 * len(lines) + 16:
-            self.known = {labels: sample for labels, sample in self.known.items() if sample.page == page}
-            self.by_text = {text: sample for text, sample in self.by_text.items() if sample.page == page}
-        return _block(PREFIX + signal.name, signal.kind, signal.help, lines)
+    def _line(self, text: str, value: float | None) -> str:
+        if value is None or (not value and self.signal.zero_is_absent):
+            return ""
+        number = repr(+value)  # number_text, spelled out: this runs for every value that changed
+        return text + _SPECIAL_VALUES.get(number, number)
+
+    def _text(self, key: _Key) -> str:
+        if isinstance(key, str):
+            return key
+        return sample_text(PREFIX + self.signal.name, zip(self.signal.labels, key, strict=True))
+
+
+def _drop_duplicates(texts: Sequence[str], lines: list[str]) -> int:
+    """How many lines were emptied, for one before them is of the same series."""
+    shown, dropped = set[str](), 0
+    for index, (text, line) in enumerate(zip(texts, lines, strict=True)):
+        if line and text in shown:
+            lines[index] = ""
+            dropped += 1
+        elif line:
+            shown.add(text)
+    return dropped
 
 
 def _block(name: str, kind: str, documentation: str, lines: Iterable[str]) -> _Block:
@@ -187,9 +224,9 @@ def _block(name: str, kind: str, documentation: str, lines: Iterable[str]) -> _B
     quoted = documentation.replace('"', '\\"')
     return _Block(
         name,
-        f"# HELP {name} {documentation}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n",
-        f"# HELP {bare} {quoted}\n# TYPE {bare} {kind}\n",
-        "\n".join(lines) + "\n",
+        f"# HELP {name} {documentation}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n".encode(),
+        f"# HELP {bare} {quoted}\n# TYPE {bare} {kind}\n".encode(),
+        ("\n".join(lines) + "\n").encode(),
     )
 
 
@@ -201,87 +238,110 @@ class Page:
 
     def text(self, openmetrics: bool) -> bytes:
         if openmetrics:
-            parts = [block.openmetrics_head + block.samples for block in self.blocks]
-            return "".join([*parts, "# EOF\n"]).encode()
-        return "".join([block.head + block.samples for block in self.blocks]).encode()
+            parts = [part for block in self.blocks for part in (block.openmetrics_head, block.samples)]
+            return b"".join([*parts, b"# EOF\n"])
+        return b"".join([part for block in self.blocks for part in (block.head, block.samples)])
+
+
+class _Readings:
+    """The families of what was read, and where in a report their readings stand: as before, if the same were read."""
+
+    def __init__(self) -> None:
+        self._signals: tuple[Signal, ...] = ()
+        self._families: dict[str, tuple[_Family, Callable[[tuple[Reading, ...]], tuple[Reading, ...]]]] = {}
+
+    def show(self, readings: tuple[Reading, ...]) -> list[_Family]:
+        signals = tuple(map(_SIGNAL, readings))
+        if signals != self._signals:
+            self._learn(signals)
+        return [family.show(own(readings)) for family, own in self._families.values()]
+
+    def _learn(self, signals: tuple[Signal, ...]) -> None:
+        """Families that are not read any more are forgotten."""
+        places: dict[str, list[int]] = {}
+        for place, signal in enumerate(signals):
+            places.setdefault(signal.name, []).append(place)
+        before, self._signals = self._families, signals
+        self._families = {
+            name: (before[name][0] if name in before else _Family(signals[own[0]], _OF_READING), _picker(own))
+            for name, own in places.items()
+        }
+
+
+def _picker(places: Sequence[int]) -> Callable[[tuple[Reading, ...]], tuple[Reading, ...]]:
+    """Takes what stands in these places."""
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
 
 class Exposition:
-    """Turns reports into pages.  Keeps the text of known series between pages; not for two threads at once.
+    """Turns reports into pages.  Keeps the page before, of which most is as it was; not for two threads at once.
 
     A series that comes twice is shown once and counted as dropped, reason `duplicate`.
     """
 
     def __init__(self, revision: str = "unknown", python: str = platform.python_version()) -> None:
         self._build = (__version__, revision, python)
-        self._families: dict[str, _Family] = {}
-        self._page = 0
+        self._readings = _Readings()
+        self._families: dict[str, _Family] = {}  # those that are worked out
+        self._written: dict[str, tuple[object, list[_KeyAndValue]]] = {}
         self._duplicates = 0
 
     def page(self, report: Report, own: Iterable[OwnMetric] = ()) -> Page:
         """The samples of `report`, and those of the exporter's own process."""
-        self._page += 1
-        self._add_readings(report)
-        for server in report.servers:
-            self._add_server(server)
-        for signal, rows in PER_REPORT:
-            self._add(signal, rows(report))
-        self._add(BUILD_INFO, [(self._build, 1.0)])
-        self._add_startups(report)
+        shown = [*self._readings.show(report.readings), *self._worked_out(report)]
+        self._duplicates += sum(family.duplicates for family in shown)
         dropped = {"duplicate": 0, **report.dropped}
         dropped["duplicate"] += self._duplicates
-        self._add(SERIES_DROPPED, [((reason,), count) for reason, count in dropped.items()])
-        blocks = [family.finish(self._page) for family in self._families.values() if family.lines]
+        shown.append(self._show(SERIES_DROPPED, [((reason,), count) for reason, count in dropped.items()]))
+        blocks = [family.block for family in shown if family.block is not None]
         blocks += [_block(m.name, m.kind, m.help, [f"{m.name} {number_text(m.value)}"]) for m in own]
         return Page(tuple(sorted(blocks, key=lambda block: block.name)))
 
-    def _family(self, signal: Signal) -> _Family:
+    def _show(self, signal: Signal, rows: Sequence[Row] | Sequence[_KeyAndValue]) -> _Family:
         family = self._families.get(signal.name)
         if family is None:
-            family = self._families[signal.name] = _Family(signal)
-        return family
+            family = self._families[signal.name] = _Family(signal, _of_row)
+        return family.show(rows)
 
-    def _add(self, signal: Signal, rows: Iterable[Row]) -> None:
-        family = self._family(signal)
-        for labels, value in rows:
-            self._duplicates += not family.add(labels, value, self._page)
-
-    def _add_readings(self, report: Report) -> None:
-        families, page = self._families, self._page
-        for reading in report.readings:
-            value = reading.value
-            if value is not None and (value or not reading.signal.zero_is_absent):
-                family = families.get(reading.signal.name) or self._family(reading.signal)
-                self._duplicates += not family.add(reading.labels, value, page)
-
-    def _add_server(self, server: ServerReport) -> None:
-        text = sample_text(PREFIX + SERVER_INFO.name, info_labels(server))
-        self._duplicates += not self._family(SERVER_INFO).add_text(text, 1.0, self._page)
-        for signal, rows in PER_SERVER:
-            self._add(signal, rows(server))
-
-    def _add_startups(self, report: Report) -> None:
-        ready = ((_labels_of(startup, STARTUPS), startup.counts, startup.total_seconds) for startup in report.startups)
-        self._add_histograms(STARTUPS, STARTUP_BUCKETS_SECONDS, ready)
-        ended = (
-            ([*_labels_of(kind, OUTCOMES), outcome], counts, seconds)
-            for kind in report.outcomes
-            for outcome, (counts, seconds) in kind.durations.items()
-        )
-        self._add_histograms(OUTCOMES, OUTCOME_BUCKETS_SECONDS, ended)
+    def _worked_out(self, report: Report) -> Iterator[_Family]:
+        yield self._show_text(SERVER_INFO, [server.server for server in report.servers], lambda: _infos(report))
+        for signal, of_server in PER_SERVER:
+            yield self._show(signal, [row for server in report.servers for row in of_server(server)])
+        for signal, of_report in PER_REPORT:
+            yield self._show(signal, list(of_report(report)))
+        yield self._show(BUILD_INFO, [(self._build, 1.0)])
+        yield self._show_text(STARTUPS, report.startups, lambda: _startups(report))
+        yield self._show_text(OUTCOMES, report.outcomes, lambda: _ends(report))
         kinds = [(tuple(_labels_of(kind, FAILURES)), kind) for kind in report.outcomes]
-        self._add(FAILURES, [((*labels, why), n) for labels, kind in kinds for why, n in kind.failures.items()])
+        yield self._show(FAILURES, [((*labels, why), n) for labels, kind in kinds for why, n in kind.failures.items()])
         lost = [((*labels, why), s) for labels, kind in kinds for why, s in kind.stalled_seconds.items()]
-        self._add(STALLED_BY_REASON, lost)
+        yield self._show(STALLED_BY_REASON, lost)
 
-    def _add_histograms(
-        self, signal: Signal, bounds: tuple[float, ...], rows: Iterable[tuple[list[str], tuple[int, ...], float]]
-    ) -> None:
-        family = self._family(signal)
-        for values, counts, seconds in rows:
-            labels = list(zip(signal.labels, values, strict=True))
-            for text, value in _histogram(PREFIX + signal.name, labels, bounds, counts, seconds):
-                self._duplicates += not family.add_text(text, value, self._page)
+    def _show_text(self, signal: Signal, found: object, write: Callable[[], Iterable[_KeyAndValue]]) -> _Family:
+        """Of series that do not follow the signal's name and labels: not written anew while what they tell is equal."""
+        before, rows = self._written.get(signal.name, (None, []))
+        if before != found:
+            rows = list(write())
+            self._written[signal.name] = found, rows
+        return self._show(signal, rows)
+
+
+def _infos(report: Report) -> Iterator[_KeyAndValue]:
+    for server in report.servers:
+        yield sample_text(PREFIX + SERVER_INFO.name, info_labels(server)), 1.0
+
+
+def _startups(report: Report) -> Iterator[_KeyAndValue]:
+    for kind in report.startups:
+        labels = _labels_of(kind, STARTUPS)
+        yield from _histogram(STARTUPS, labels, STARTUP_BUCKETS_SECONDS, kind.counts, kind.total_seconds)
+
+
+def _ends(report: Report) -> Iterator[_KeyAndValue]:
+    for kind in report.outcomes:
+        for outcome, (counts, seconds) in kind.durations.items():
+            labels = [*_labels_of(kind, OUTCOMES), outcome]
+            yield from _histogram(OUTCOMES, labels, OUTCOME_BUCKETS_SECONDS, counts, seconds)
 
 
 def _labels_of(kind: StartupHistogram | StartOutcome, signal: Signal) -> list[str]:
@@ -290,8 +350,9 @@ def _labels_of(kind: StartupHistogram | StartOutcome, signal: Signal) -> list[st
 
 
 def _histogram(
-    name: str, labels: list[tuple[str, str]], bounds: tuple[float, ...], counts: tuple[int, ...], seconds: float
-) -> Iterator[tuple[str, float]]:
+    signal: Signal, values: Iterable[str], bounds: tuple[float, ...], counts: tuple[int, ...], seconds: float
+) -> Iterator[_KeyAndValue]:
+    name, labels = PREFIX + signal.name, list(zip(signal.labels, values, strict=True))
     for bound, count in zip((*bounds, float("inf")), counts, strict=True):
         yield sample_text(f"{name}_bucket", [*labels, ("le", number_text(bound))]), count
     yield sample_text(f"{name}_sum", labels), seconds
