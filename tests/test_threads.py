@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,9 +20,11 @@ from stallwatch.config import Config
 from stallwatch.model import WAITS, Process, ProcessId, Reading, Scene, Server
 from stallwatch.sources import Host, Moment
 from stallwatch.sources.procfs import parse_stat
-from stallwatch.sources.threads import Threads
+from stallwatch.sources.threads import ACTIVE_LOOKS, Threads
 
 NOW = Moment(1.0, 1.0)
+FUTEX_NUMBERS, READ_NUMBERS = {"x86_64": "202 ", "aarch64": "98 "}, {"x86_64": "0 ", "aarch64": "63 "}
+"""How the syscall file of a thread begins that waits for a lock, or reads."""
 
 
 class Node:
@@ -428,6 +431,102 @@ def test_a_kept_file_that_cannot_be_read_any_more(
     assert node.look() == expected
 
 
+def _let_run(node: Node, monkeypatch: pytest.MonkeyPatch, shown: dict[int, Thread]) -> list[str]:
+    """Show threads, and a clock that is their sum; the files that are read by a kept descriptor from now on."""
+    node.show(shown)
+    total = sum(int((each.schedstat or "0").split()[0]) for each in shown.values())
+    monkeypatch.setattr(node.source._proc, "cpu_clock", lambda pid: total)
+    read, files = os.pread, list[str]()
+
+    def noted(fd: int, size: int, offset: int) -> bytes:
+        files.append("/".join(os.readlink(f"/proc/self/fd/{fd}").split("/")[-2:]))
+        return read(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", noted)
+    return files
+
+
+def _settle(node: Node, monkeypatch: pytest.MonkeyPatch) -> dict[int, Thread]:
+    """Three looks at eight threads that sleep beside one that runs, and who is shown last."""
+    shown = {10: marked(SLEEP, "1000 0 1"), **threads(8, marked(Thread(), "500 0 1"), 11)}
+    for mark in ("1000 0 1", "2000 0 2", "3000 0 3"):
+        shown[10] = marked(SLEEP, mark)
+        with monkeypatch.context() as context:
+            _let_run(node, context, shown)
+            assert node.look() == {"sleep": 1, "futex": 8}
+    return shown
+
+
+def test_where_the_clock_moved_by_what_the_busy_few_ran_no_other_thread_is_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = _settle(node, monkeypatch)
+    files = _let_run(node, monkeypatch, {**shown, 10: marked(POLL, "3500 0 4")})
+
+    assert node.look() == {"poll": 1, "futex": 8}
+    assert files == ["10/schedstat", "10/syscall"]
+
+
+@pytest.mark.parametrize("ns", [1, 499, 500])
+def test_where_it_moved_by_more_all_are_read(node: Node, monkeypatch: pytest.MonkeyPatch, ns: int) -> None:
+    """Also where another thread alone ran, and for as short as can be."""
+    shown = _settle(node, monkeypatch)
+    changed = {**shown, 10: marked(SLEEP, "3500 0 4"), 15: marked(POLL, f"{500 + ns} 0 2")}
+    files = _let_run(node, monkeypatch, changed)
+
+    assert node.look() == {"sleep": 1, "poll": 1, "futex": 7}
+    assert {f"{thread}/schedstat" for thread in shown} <= set(files)
+
+    files = _let_run(node, monkeypatch, {**changed, 15: marked(SLEEP, f"{501 + ns} 0 3")})
+    assert node.look() == {"sleep": 2, "futex": 7}
+    assert [file for file in files if file.endswith("schedstat")] == ["10/schedstat", "15/schedstat"]
+
+
+@pytest.mark.parametrize("change", [{19: marked(POLL, "0 0 0")}, {19: marked(POLL, "70 0 1")}])
+def test_a_new_thread_is_seen_though_only_the_busy_few_ran(
+    node: Node, monkeypatch: pytest.MonkeyPatch, change: dict[int, Thread]
+) -> None:
+    shown = {**_settle(node, monkeypatch), 10: marked(SLEEP, "3500 0 4")}
+    _let_run(node, monkeypatch, shown | change)
+
+    assert node.look() == {"sleep": 1, "futex": 8, "poll": 1}
+
+
+def test_one_of_the_busy_few_that_ended_is_not_told_of(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another that began may have its number: the descriptor says that it is another."""
+    shown = {**_settle(node, monkeypatch), 12: marked(SLEEP, "900 0 2")}
+    _let_run(node, monkeypatch, shown)
+    assert node.look() == {"sleep": 2, "futex": 7}
+    node.show({thread: each for thread, each in shown.items() if thread != 12})
+    _let_run(node, monkeypatch, {**shown, 12: marked(POLL, "30 0 1")})
+
+    assert node.look() == {"sleep": 1, "futex": 7, "poll": 1}
+
+
+def test_a_busy_thread_that_ran_for_the_last_time_long_ago_is_one_of_the_others_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = _settle(node, monkeypatch)
+    for look in range(1, ACTIVE_LOOKS + 2):
+        shown[11] = marked(Thread(), f"{600 + look} 0 {1 + look}")
+        with monkeypatch.context() as context:
+            files = _let_run(node, context, shown)
+            node.look()
+        assert ("10/schedstat" in files) == (look <= ACTIVE_LOOKS), look
+    files = _let_run(node, monkeypatch, {**shown, 10: marked(POLL, "3001 0 4")})
+
+    assert node.look() == {"poll": 1, "futex": 8}
+    assert "12/schedstat" in files
+
+
+def test_a_process_is_stopped_though_only_the_busy_few_ran(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _settle(node, monkeypatch)
+    _let_run(node, monkeypatch, {**shown, 10: marked(SLEEP, "3500 0 4")})
+    node.show({**shown, 10: marked(SLEEP, "3500 0 4")}, state="T")
+
+    assert node.look() == {"stopped": 9}
+
+
 def test_what_is_told_again_is_the_very_same(node: Node) -> None:
     """And what changed is told anew, though nothing else did."""
     node.show({10: Thread(), 11: Thread(), 12: POLL})
@@ -495,3 +594,44 @@ def test_our_own_threads_are_read_from_the_real_files() -> None:
 
     assert sys.platform == "linux"
     assert found["running"] == 1
+
+
+def test_a_thread_of_a_real_process_that_goes_on_to_wait_for_something_else_is_seen() -> None:
+    """Ours, whose main thread is busy at each look: the one that mostly sleeps shows in the clock alone."""
+    may_go_on, tell, until = threading.Lock(), list[int](), time.monotonic() + 60
+    reads, writes = os.pipe()
+
+    def other() -> None:
+        tell.append(threading.get_native_id())
+        with may_go_on:
+            os.read(reads, 1)
+
+    def waits_in(call: str) -> None:
+        while not tell or not Path(f"/proc/self/task/{tell[0]}/syscall").read_text().startswith(call):
+            assert time.monotonic() < until
+
+    source, helper = Threads(Host(Config(), ())), threading.Thread(target=other)
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    process = Process(ProcessId(os.getpid(), ticks), "TP0")
+    scene = Scene(servers=(Server("s", "vllm", "server", process.id, 0.0, (process,)),))
+
+    def look(wait: str) -> float:
+        found = {r.labels[2]: r.value for r in source.read(scene, NOW) if isinstance(r, Reading)}
+        return found[wait] or 0.0
+
+    may_go_on.acquire()
+    helper.start()
+    try:
+        waits_in(FUTEX_NUMBERS[os.uname().machine])
+        for _ in range(3):
+            look("futex")
+        asleep, before = look("futex"), look("other")
+        may_go_on.release()
+        waits_in(READ_NUMBERS[os.uname().machine])
+        assert (look("futex"), look("other")) == (asleep - 1, before + 1)
+    finally:
+        os.write(writes, b"x")
+        helper.join()
+        source.close()
+        os.close(reads)
+        os.close(writes)

@@ -4,7 +4,9 @@ One descriptor per thread stays open and is read again by pread: its schedstat, 
 ran since the last look.  Who slept then and did not run since still waits for the same (or was woken and gets no CPU);
 only of the others is read what they wait in (syscall, else wchan).  Where the kernel keeps no schedstat, that file is
 the one that stays open.
-A process whose CPU clock did not move had no thread running, so nothing changed: it is not read at all.
+A process whose CPU clock did not move had no thread running, so nothing changed: it is not read at all.  Of one whose
+clock moved mostly the same few threads ran.  They are read first: if the clock moved by exactly what they ran, to the
+nanosecond, none of the others did, and these are not read.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ _MARK = "schedstat"
 _NO_MARK = b"0 0 0\n"
 """Of a thread that never ran, and of all where the kernel does not count: one that just began says nothing of those."""
 
+ACTIVE_LOOKS = 30
+"""A thread that ran within so many looks is one of the few that are read first."""
+
 _FLEETING = frozenset((b"runn", b"0", b""))
 """Not the content of a thread that sleeps: it may go to sleep without another mark."""
 
@@ -60,8 +65,12 @@ class ThreadFiles:
         self._kept = _MARK  # the file that stays open
         self._marks: dict[int, bytes] = {}  # what schedstat said just before the content was read
         self._known: dict[int, bytes] = {}  # that content
+        self._awake: list[int] = []  # those whose content says nothing of a later look
         self._running: dict[int, KeptFile] = {}  # of those that ran before the last look: mostly they go on
         self._clock: int | None = None
+        self._looks = 0
+        self._active: dict[int, int] = {}  # the few that mostly run -> the look that saw last that they had
+        self._others: int | None = None  # ns that all but those ran, until the last look that read them
         self.counts: Counter[str] | None = None
         self.main: str | None = None
         self.reason: str | None = None
@@ -87,17 +96,20 @@ class ThreadFiles:
         self._room.give_back(1)
         self._marks.pop(thread, None)
         self._known.pop(thread, None)
+        self._active.pop(thread, None)
         if thread in self._running:
             self._running.pop(thread).close()
 
     def look(self) -> None:
         """Count again unless nothing ran."""
+        self._looks += 1
+        few, _ = self._read(self._active)  # before the clock: what runs in between is missed by none of the two
         clock = self._proc.cpu_clock(self.id.pid)
         if clock is not None and clock == self._clock and self.counts is not None:
             return
         self._clock = clock
         try:
-            self._count()
+            self._count(few if self._are_all_that_ran(few) else None)
             self.reason = None
         except OSError as error:
             reason = reason_of(error)
@@ -106,11 +118,21 @@ class ThreadFiles:
         except (ValueError, IndexError):
             self.reason, self.counts, self.main = "error", None, None
 
-    def _count(self) -> None:
+    def _are_all_that_ran(self, few: Mapping[int, bytes]) -> bool:
+        """Whether the others ran as long as at the last look that read them: the clock is the sum of all threads'."""
+        is_whole = self._others is not None and len(few) == len(self._active)
+        return is_whole and self._but_for(few.values()) == self._others
+
+    def _but_for(self, marks: Iterable[bytes]) -> int | None:
+        """What all threads but some ran so far, in ns; None without a clock of the process."""
+        return None if self._clock is None else self._clock - sum(int(mark.partition(b" ")[0]) for mark in marks)
+
+    def _count(self, few: dict[int, bytes] | None) -> None:
+        """`few`: the marks of those that are read first, if no other thread ran; None = all have to be read."""
         stat = self._stat("stat")
         if stat.id != self.id:
             raise ProcessLookupError(errno.ESRCH, "another process has the PID")
-        contents = self._contents()
+        contents = self._contents(few)
         if not contents:
             raise ProcessLookupError(errno.ESRCH, "no thread is left")
         if stat.state in "Tt":  # the files still show the wait that was interrupted
@@ -123,12 +145,16 @@ class ThreadFiles:
 
     # --- reading --------------------------------------------------------------------------------------------
 
-    def _contents(self) -> dict[int, bytes]:
+    def _contents(self, few: dict[int, bytes] | None = None) -> dict[int, bytes]:
         """thread -> content of its file.
 
         A thread whose file this kernel does not have, or does not let us read, has the content `0`.
         """
         folder = self._proc.path(self.id.pid, "task")
+        if few is not None and self._is_as_many(folder):
+            return self._of_few(few)
+        self._others = None
+        first, _ = self._read(self._active)  # as soon after the clock as can be
         kept = self._read_kept(folder)
         if kept is None:
             return self._without_keeping(folder)
@@ -137,18 +163,41 @@ class ThreadFiles:
         if kept and all(mark == _NO_MARK for mark in kept.values()):
             self._do_without()
             return self._contents()
-        return self._of_those_that_ran(kept)
+        return self._of_all(kept, first)
 
-    def _of_those_that_ran(self, marks: dict[int, bytes]) -> dict[int, bytes]:
-        """The contents, read again of threads with another mark, and of those that did not sleep."""
+    def _of_few(self, marks: dict[int, bytes]) -> dict[int, bytes]:
+        """The contents, where none but those of `marks` ran."""
+        before = self._marks
+        ran = [thread for thread, mark in marks.items() if mark != before[thread]]
+        contents = self._read_again(ran)
+        before.update(marks)
+        self._note_active(ran, marks)
+        return contents
+
+    def _of_all(self, marks: dict[int, bytes], first: Mapping[int, bytes]) -> dict[int, bytes]:
+        """The contents.  `first`: earlier marks of those that are read first."""
+        before = self._marks
+        if list(marks) != list(before):
+            before = {thread: before.get(thread, b"") for thread in marks}
+            for ended in self._known.keys() - marks.keys():
+                del self._known[ended]
+        ran = list(compress(marks, map(ne, marks.values(), before.values())))
+        again = [thread for thread in ran if before[thread]]  # the first mark of a thread says nothing of it
+        contents = self._read_again(ran)
+        self._marks = marks
+        self._note_active(again, {**marks, **first})
+        return contents
+
+    def _note_active(self, ran: Iterable[int], marks: Mapping[int, bytes]) -> None:
+        """Who is read first from now on.  `marks`: of these at least, as read beside the clock."""
+        seen, oldest = self._active | dict.fromkeys(ran, self._looks), self._looks - ACTIVE_LOOKS
+        self._active = {thread: at for thread, at in seen.items() if thread in marks and at > oldest}
+        self._others = self._but_for(marks[thread] for thread in self._active)
+
+    def _read_again(self, ran: Iterable[int]) -> dict[int, bytes]:
+        """The contents, read again of threads that ran, and of those that did not sleep."""
         known = self._known
-        if list(marks) != list(self._marks):
-            self._marks = {thread: self._marks.get(thread, b"") for thread in marks}
-            for ended in known.keys() - marks.keys():
-                del known[ended]
-        ran = compress(marks, map(ne, marks.values(), self._marks.values()))
-        awake = [thread for thread, text in known.items() if text in _FLEETING]
-        due = {*ran, *awake}
+        due = {*ran, *(thread for thread in self._awake if thread in known)}
         for thread in self._running.keys() - due:
             self._running.pop(thread).close()
         for thread in due:
@@ -156,10 +205,10 @@ class ThreadFiles:
             if text is None and os.path.exists(self._path(thread)):
                 if self._file == "syscall":
                     self._use_symbols()
-                    return self._of_those_that_ran(marks)
+                    return self._contents()
                 text = b"0"
             known[thread] = text or b""
-        self._marks = marks
+        self._awake = [thread for thread in due if known[thread] in _FLEETING]
         return known if all(known.values()) else {thread: text for thread, text in known.items() if text}
 
     def _text(self, thread: int) -> bytes | None:
@@ -173,7 +222,7 @@ class ThreadFiles:
 
     def _read_kept(self, folder: str) -> dict[int, bytes] | None:
         """thread -> content of the kept file, the set of threads brought up to date; None without room for it."""
-        if os.stat(folder).st_nlink - 2 != len(self._fds) and not self._relist(folder):
+        if not self._is_as_many(folder) and not self._relist(folder):
             return None
         contents, is_refused = self._read(self._fds)
         if len(contents) < len(self._fds) and not is_refused:
@@ -187,6 +236,10 @@ class ThreadFiles:
             self._do_without()
             return self._read_kept(folder)
         return {**dict.fromkeys(self._fds, b"0"), **contents} if is_refused else contents
+
+    def _is_as_many(self, folder: str) -> bool:
+        """Whether the process has as many threads as files are kept open."""
+        return os.stat(folder).st_nlink - 2 == len(self._fds)
 
     def _read(self, threads: Iterable[int]) -> tuple[dict[int, bytes], bool]:
         """Those of them that live, and whether the right to look is gone."""
@@ -220,6 +273,7 @@ class ThreadFiles:
         self._rest()
         self._marks.clear()
         self._known.clear()
+        self._awake.clear()
 
     def _relist(self, folder: str) -> bool:
         """Open what came, close what went; False when nothing can be kept open."""
