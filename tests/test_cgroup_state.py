@@ -272,6 +272,18 @@ def test_a_frozen_group_and_a_thawed_one_are_told_apart(node: Node, hierarchy: s
     assert (before, during, frozen(node)) == ([(0.0, None)], [(1.0, None)], [(0.0, None)])
 
 
+def test_the_freezer_of_a_group_is_read_once_in_a_look_however_many_servers_are_in_it(tmp_path: Path) -> None:
+    """And at the next look again: see the test above."""
+    events = Groups(tmp_path).add(UNIT) / "cgroup.events"
+    files, line = CgroupFiles(tmp_path), f"0::{UNIT}\n"
+    first = files.frozen(line)
+    events.write_text("populated 1\nfrozen 1\n")
+    second = files.frozen(line)
+    files.begin()
+
+    assert (first, second, files.frozen(line)) == (0.0, 0.0, 1.0)
+
+
 def test_a_group_that_is_being_frozen_counts_as_frozen(node: Node) -> None:
     """One of its threads does not stop yet (it waits for a disk); the others did."""
     (Groups(node.root, "freezer").add("/x") / "freezer.state").write_text("FREEZING\n")

@@ -33,6 +33,11 @@ class CgroupFiles:
 
     def __init__(self, root: Path) -> None:
         self._top = str(root / "sys/fs/cgroup")
+        self._frozen_now: dict[str, float | str | None] = {}  # by cgroup file, in this look
+
+    def begin(self) -> None:
+        """A new look: what was read of groups is read again, once for all servers that are in the same ones."""
+        self._frozen_now.clear()
 
     def folder(self, group: Cgroup) -> tuple[str, _Identity] | None:
         """Where a group is mounted, with device and inode; None when it is not there.
@@ -66,6 +71,11 @@ class CgroupFiles:
 
         None: no cgroup file system, or none that tells (v2 before Linux 5.2).  Both files tell of the groups above.
         """
+        if text not in self._frozen_now:
+            self._frozen_now[text] = self._read_frozen(text)
+        return self._frozen_now[text]
+
+    def _read_frozen(self, text: str) -> float | str | None:
         answers = [self._frozen(group) for group in _freezing(text)]
         known = [answer for answer in answers if answer is not None]
         reasons = [answer for answer in known if isinstance(answer, str)]

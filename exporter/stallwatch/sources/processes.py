@@ -175,6 +175,7 @@ class Processes:
         self._now = now.monotonic
         self._far.guards.mounts.refresh(now.monotonic)
         self._pids = {}
+        self._groups.begin()
         self._table.look(now.monotonic)
         self._table.read_commands(self._is_candidate, now.monotonic)
         self._crew.begin()
