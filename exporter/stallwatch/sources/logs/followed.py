@@ -100,10 +100,7 @@ class FollowedLog:
     def rest(self, serves: bool, at: float, interval: float) -> None:
         """Behind the turn in which it was read, at `at` (monotonic seconds).  `serves`: its server is ready."""
         read, self._rested_at = self.tail.bytes_read - self._rested_at, self.tail.bytes_read
-        is_waiting = (
-            isinstance(self.tail, LogTail) and self.tail.is_waiting
-        )  # what it said may have come by the next turn
-        rests = serves and self._caught_up and not self.is_behind and not is_waiting
+        rests = serves and self._caught_up and not self.is_behind and not self.tail.is_waiting
         turns = LONG_REST_TURNS if read >= MUCH_BYTES else REST_TURNS
         self.due = at + turns * min(interval, LONGEST_TURN_SECONDS) if rests else float("-inf")
 

@@ -211,6 +211,11 @@ class JournalTail:
         """Not that of a file; known as soon as there is somebody to ask."""
         return (0, 0) if self._child is not None or self.heard else None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Nobody waits for it: what did not come is still to come."""
+        return False
+
     def mark(self, offset: int, seal: Callable[..., str]) -> str | None:
         """A place in it is a time; nothing else is needed to find it again."""
         return seal("journal", self.path) if offset else ""

@@ -71,7 +71,7 @@ class LogTail:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last read did not come back, or found no thread to begin in."""
+        """Whether the last read did not come back, or found no thread to begin in: the next may bring what it read."""
         return False
 
     @property
