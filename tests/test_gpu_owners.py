@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_node import GIB, VALUES, GpuNode, Rows, answer, card
-from stallwatch.model import GpuUse, Process, ProcessId
+from stallwatch.model import GpuUse, Process, ProcessId, Reading
 from stallwatch.sources.gpus.nvml_child import Answer
 
 RANK = {"TP0": 100}
@@ -98,6 +98,52 @@ def test_a_process_that_ended_since_the_list_holds_nothing(node: GpuNode) -> Non
 
     assert (node.look().held(), node.uses) == ({("GPU-0", "vllm-8000", "TP0"): "vanished"}, [])
     assert node.look().held() == {}
+
+
+def test_a_rank_s_child_that_ended_since_the_list_holds_nothing(node: GpuNode) -> None:
+    """What is known of ranks is kept; of others /proc is asked at every look."""
+    node.tree.add(300, "worker", comm="python3", ppid=100)
+    node.look(says([(100, 70 * GIB), (300, GIB)]))
+    assert node.look().held() == {("GPU-0", "vllm-8000", "TP0"): 71 * GIB}
+    node.tree.end(300)
+
+    assert node.look().held() == {("GPU-0", "vllm-8000", "TP0"): 70 * GIB}
+
+
+def test_whose_the_ranks_are_is_worked_out_anew_with_a_list_and_with_a_server_only(node: GpuNode) -> None:
+    def joined() -> object:
+        return node.look().source._joined
+
+    node.look(says([(100, 70 * GIB)]))
+    first = joined()
+    assert joined() is first
+    node.look(says([(100, 60 * GIB)]), LISTS)
+    assert node.held() == {("GPU-0", "vllm-8000", "TP0"): 60 * GIB}
+    second = joined()
+    assert second is not first
+    node.serve("vllm-9000", {"TP0": 300})
+    assert joined() is not second
+
+
+def test_while_a_stranger_is_on_a_card_it_is_looked_at_every_time(node: GpuNode) -> None:
+    node.tree.add(500, "python3 train.py")
+    node.look(says([(100, 70 * GIB), (500, GIB)]))
+
+    assert node.look().source._joined is not node.look().source._joined
+
+
+def test_memory_that_did_not_change_is_told_by_the_very_same_readings_also_with_a_new_list(node: GpuNode) -> None:
+    def told() -> list[Reading]:
+        names = ("gpu_process_memory_bytes", "gpu_unowned_memory_bytes")
+        return [reading for reading in node.look(seconds=LISTS).found if reading.signal.name in names]
+
+    node.look(says([(100, 70 * GIB)]))
+    first, second = told(), told()
+    node.look(says([(100, 71 * GIB)]))
+    third = told()
+
+    assert [before is after for before, after in zip(first, second, strict=True)] == [True, True]
+    assert [before is after for before, after in zip(first, third, strict=True)] == [False, True]
 
 
 @pytest.mark.parametrize("is_child", [False, True])

@@ -16,6 +16,7 @@ from ...config import Config
 from ...model import GpuUse, Observation, Reading, Scene, Signal
 from .. import Host, Moment
 from ..procfs import ProcFs
+from ..told import Told, again
 from .faults import UNKNOWN, XID_ERRORS, XID_LAST, Faults
 from .nvml_child import Absent, Answer, CardAnswer, Nvml, Unanswered
 from .owners import CardList, Joined, Owners
@@ -124,14 +125,10 @@ class _Known:
     holders: tuple[tuple[str, str], ...] = ()  # server and rank, as last told
     unowned: Unowned = field(default_factory=Unowned)
     left: Left | None = None  # by that list
-    told: dict[str, Reading] = field(default_factory=dict)  # by name of the signal, as last told
-
-    def read_again(self, signal: Signal, value: float, *labels: str) -> Reading:
-        """The very same reading as long as it says the same."""
-        reading = self.told.get(signal.name)
-        if reading is None or reading.value != value or reading.labels != labels:
-            reading = self.told[signal.name] = signal.read(value, *labels)
-        return reading
+    shape: object = None  # its names, and which figures it had and had not, as last told
+    told: dict[str, Reading] = field(default_factory=dict)  # by figure, and by signal of what is none; of that shape
+    held: Told | None = None  # memory by rank, as last told
+    nobodys: Told | None = None  # memory that nobody holds, as last told
 
     @property
     def uuid(self) -> str:
@@ -253,7 +250,7 @@ class Gpu:
         known.answer, known.answered_at = card, now
         known.figures.update(card.values)
         if not known.has_lists:
-            known.listed, known.list_reason, known.holders = None, "", ()
+            known.listed, known.list_reason, known.holders, known.held = None, "", (), None
         elif card.processes is not None:
             known.listed, known.list_reason = self._owners.listed(card.processes, now), ""
         elif with_lists and "processes" in card.codes:
@@ -326,7 +323,7 @@ class Gpu:
             if reason:
                 yield from self._silent(known, "gpu_lost" if self._faults.is_off(known.address) else reason)
             elif isinstance(answer, Answer):
-                yield from _spoken(known, answer.driver)
+                yield from _spoken(known, answer.driver).values()
                 yield from self._held(known, now)
                 yield from self._unowned(known, now, blind, holders)
 
@@ -368,17 +365,13 @@ class Gpu:
             for holder in known.holders or (("", ""),):
                 yield signals.GPU_PROCESS_MEMORY.missing(reason, known.uuid, *holder)
             return
-        sizes: dict[tuple[str, str], list[int | None]] = {}
-        for row, owner in joined.owners:
-            sizes.setdefault((owner.server, owner.rank), []).append(row.bytes)
-        gone = [holder for holder in known.holders if holder not in sizes]
-        known.holders = tuple(sizes)
-        yield from (signals.GPU_PROCESS_MEMORY.missing("vanished", known.uuid, *holder) for holder in gone)
-        for holder, found in sizes.items():
-            if None in found:  # never a partial sum
-                yield signals.GPU_PROCESS_MEMORY.missing("not_supported", known.uuid, *holder)
-            else:
-                yield signals.GPU_PROCESS_MEMORY.read(sum(size or 0 for size in found), known.uuid, *holder)
+        before, known.held = known.held, again(known.held, joined, lambda: _sizes(known.uuid, joined))
+        if known.held is not before:
+            holders = tuple((server, rank) for _, server, rank in (reading.labels for reading in known.held.readings))
+            gone = [holder for holder in known.holders if holder not in holders]
+            known.holders = holders
+            yield from (signals.GPU_PROCESS_MEMORY.missing("vanished", known.uuid, *holder) for holder in gone)
+        yield from known.held.readings
 
     def _too_old(self, known: _Known, now: float) -> str:
         intervals = self._config.intervals
@@ -393,12 +386,10 @@ class Gpu:
         if not reason and known.listed is not None and known.listed.at == now:
             used = None if known.is_coherent else known.answer.values.get("memory_used")
             known.left = known.unowned.look(self._joined[known.uuid], used, now, holders)
-        if reason:
-            yield signals.GPU_UNOWNED_MEMORY.missing(reason, known.uuid)
-        elif known.left is not None and known.left.bytes is not None:
-            yield signals.GPU_UNOWNED_MEMORY.read(known.left.bytes, known.uuid)
-        elif known.left is not None:
-            yield signals.GPU_UNOWNED_MEMORY.missing(known.left.reason, known.uuid)
+        left = Left(None, reason) if reason else known.left
+        if left is not None:
+            known.nobodys = again(known.nobodys, left, lambda: [_nobodys(known.uuid, left)])
+            yield from known.nobodys.readings
 
     def _uses(self, scene: Scene) -> Iterator[GpuUse]:
         """By the last list there was: while the driver hangs or the card is lost, its processes stay on it."""
@@ -416,7 +407,11 @@ class Gpu:
         Until it is had, and not had again.  The same goes for a kernel log that cannot be read.  That a stranger
         holds memory, though not how much, has to be said again and again: else the card would count as ours alone.
         """
+        of_told = {name for name, _ in self._told}
         for reading in readings:
+            if reading.value is not None and reading.signal.name not in of_told:
+                yield reading  # nearly all of them
+                continue
             key = reading.signal.name, reading.labels
             if reading.value is not None or self._is_stranger(reading):
                 self._told.discard(key)
@@ -445,14 +440,45 @@ def _silence(card: CardAnswer) -> str:
     return reason_of(codes[0]) if codes and not card.values else ""
 
 
-def _spoken(known: _Known, driver: str) -> Iterator[Reading]:
-    """The figures of a card that answers."""
-    card, uuid = known.answer, known.uuid
-    labels = (uuid, card.index, card.name, card.capability, driver, card.pci, card.mig)
-    yield known.read_again(signals.GPU_INFO, 1.0, *labels)
-    yield known.read_again(signals.GPU_LOST, 0.0, uuid)
+def _spoken(known: _Known, driver: str) -> Mapping[str, Reading]:
+    """The figures of a card that answers; the very same readings of those that say the same."""
+    card, told = known.answer, known.told
+    labels = (card.uuid, card.index, card.name, card.capability, driver, card.pci, card.mig)
+    shape = labels, tuple(card.values), card.codes
+    if known.shape != shape:
+        known.shape, made = shape, _all_spoken(card, labels)
+        known.told = {name: told[name] if told.get(name) == reading else reading for name, reading in made.items()}
+        return known.told
+    for figure, value in card.values.items():
+        if figure in told and told[figure].value != value:
+            told[figure] = FIGURES[figure].read(value, card.uuid)
+    return told
+
+
+def _all_spoken(card: CardAnswer, labels: tuple[str, ...]) -> dict[str, Reading]:
+    told = {signals.GPU_INFO.name: signals.GPU_INFO.read(1.0, *labels)}
+    told[signals.GPU_LOST.name] = signals.GPU_LOST.read(0.0, card.uuid)
     for figure, signal in FIGURES.items():
         if figure in card.values:
-            yield known.read_again(signal, card.values[figure], uuid)
+            told[figure] = signal.read(card.values[figure], card.uuid)
         elif figure in card.codes:
-            yield signal.missing(reason_of(card.codes[figure]), uuid)
+            told[figure] = signal.missing(reason_of(card.codes[figure]), card.uuid)
+    return told
+
+
+def _sizes(uuid: str, joined: Joined) -> Iterator[Reading]:
+    """What each holds of a card; never a partial sum."""
+    sizes: dict[tuple[str, str], list[int | None]] = {}
+    for row, owner in joined.owners:
+        sizes.setdefault((owner.server, owner.rank), []).append(row.bytes)
+    for holder, found in sizes.items():
+        if None in found:
+            yield signals.GPU_PROCESS_MEMORY.missing("not_supported", uuid, *holder)
+        else:
+            yield signals.GPU_PROCESS_MEMORY.read(sum(size or 0 for size in found), uuid, *holder)
+
+
+def _nobodys(uuid: str, left: Left) -> Reading:
+    if left.bytes is None:
+        return signals.GPU_UNOWNED_MEMORY.missing(left.reason, uuid)
+    return signals.GPU_UNOWNED_MEMORY.read(left.bytes, uuid)

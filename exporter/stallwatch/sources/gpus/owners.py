@@ -55,6 +55,15 @@ class Joined:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Certain:
+    """An answer that holds until a list or a server is another: all who are listed are ours, as /proc need not say."""
+
+    lists: Mapping[str, CardList]
+    servers: Sequence[Server]
+    joined: Mapping[str, Joined]
+
+
 @dataclass(slots=True)
 class _People:
     """Who is who at one look; /proc is asked only about who is none of ours."""
@@ -68,6 +77,11 @@ class _People:
         for server in self.servers:
             for process in server.processes:
                 self.members[process.id.pid] = Owner(server.name, process.label, process)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether /proc was asked about one of those who are no ranks; it may say something else the next time."""
+        return bool(self._found)
 
     def owner(self, listed: ProcessId) -> Owner | None:
         """Whom a process belongs to; None when it is over, also if another one has its PID now."""
@@ -117,6 +131,7 @@ class Owners:
     def __init__(self, proc: ProcFs) -> None:
         self._proc = proc
         self._speaks_ours = False
+        self._last: _Certain | None = None
 
     def listed(self, rows: tuple[Row, ...], at: float) -> CardList:
         """A list as it comes, with who the PIDs are now: a PID may have another process when it is looked at again."""
@@ -137,9 +152,25 @@ class Owners:
 
     def join(self, lists: Mapping[str, CardList], servers: Sequence[Server]) -> Mapping[str, Joined]:
         """uuid -> whose processes are on the card now."""
+        last, self._last = self._last, None
+        if last is not None and last.lists == lists and last.servers == servers:
+            self._last = last
+            return last.joined
         people = _People(self._proc, servers)
         direct = {uuid: tuple(_resolve(people, listed)) for uuid, listed in lists.items()}
         found = [owner for rows in direct.values() for _, owner in rows if owner is not None]
+        joined = self._joined(people, lists, direct, found)
+        if not people.has_asked and len(found) == sum(map(len, direct.values())):
+            self._last = _Certain(lists, servers, joined)
+        return joined
+
+    def _joined(
+        self,
+        people: _People,
+        lists: Mapping[str, CardList],
+        direct: Mapping[str, Sequence[tuple[Row, Owner | None]]],
+        found: Sequence[Owner],
+    ) -> Mapping[str, Joined]:
         if any(owner.process is not None for owner in found):
             self._speaks_ours = True
         elif not found and (inner := self._by_inner_pid(people, lists)):
