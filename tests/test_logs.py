@@ -793,6 +793,20 @@ def test_a_pattern_finds_no_more_files_than_the_limit_and_says_so(tmp_path: Path
     assert values(node.read(), "log_bytes_total") == {("0.log",): 2.0, ("1.log",): 2.0, ("2.log",): "error"}
 
 
+def test_a_limit_that_is_another_by_now_holds_for_patterns_too(tmp_path: Path) -> None:
+    node = Node(tmp_path, Limits(logs=2))
+    for number in range(4):
+        node.write("x\n", f"{number}.log")
+    patterned(node, "*.log")
+    before = values(node.read(), "log_bytes_total")
+    node.source.configure(Config(limits=Limits(logs=3)))
+    node.monotonic += LOOK_SECONDS
+    after = values(node.read(), "log_bytes_total")
+
+    assert before == {("0.log",): 2.0, ("1.log",): 2.0, ("2.log",): "error"}
+    assert after == {("0.log",): 2.0, ("1.log",): 2.0, ("2.log",): 2.0, ("3.log",): "error"}
+
+
 @pytest.mark.parametrize("end", ["", "/"])
 def test_a_folder_stands_for_the_files_in_it(end: str, node: Node) -> None:
     (node.folder / "run[1]" / "inner").mkdir(parents=True)

@@ -196,6 +196,7 @@ class Logs:
             return
         if logs.named is not server.logs:
             logs.named, logs.wanted = server.logs, tuple(map(self._rooted, server.logs))
+        logs.places.most_files = self._limits.logs
         found, restarted = logs.places.files(logs.wanted, at), logs.root != server.root
         if found is logs.arranged and not restarted and not logs.places.given_up:
             return

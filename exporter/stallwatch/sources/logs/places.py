@@ -47,10 +47,10 @@ class _File:
 
 
 class LogPlaces:
-    """The files of one server.  `given_up`: names of the files that the last call gave up."""
+    """The files of one server, at most `most_files`.  `given_up`: names of the files that the last call gave up."""
 
     def __init__(self, most_files: int, questions: Questions) -> None:
-        self._most = most_files
+        self.most_files = most_files
         self._questions = questions
         self._far: dict[str, str | None] = {}  # path or pattern -> mount, as of the last look
         self._kind: dict[str, bool | None] = {}  # far path -> whether it is a folder; None = not known yet
@@ -146,7 +146,7 @@ class LogPlaces:
                 file.gone += 1
         self._give_up()
         for path, (identity, pattern) in listed.items():
-            if path not in self._files and identity not in self._known and len(self._files) <= self._most:
+            if path not in self._files and identity not in self._known and len(self._files) <= self.most_files:
                 taken = {place.name for place in others} | {file.name for file in self._files.values()}
                 self._files[path] = _File(pattern, _free_name(path, taken), identity)
                 self._known.add(identity)
