@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,20 @@ class Serving:
             *(signal.read(value, name) for signal, value in plain.items() if value is not None),
             *(signal.read(value, name, label) for (signal, label), value in labelled.items() if value is not None),
         ]
+
+
+class SayingAgain:
+    """Makes of the readings of each source what it is that comes from a source: what did not change is the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[tuple[str, tuple[str, ...]], Reading]] = {}
+
+    def __call__(self, source: str, readings: Iterable[Reading]) -> tuple[Reading, ...]:
+        before = self._known.get(source, {})
+        now = {(reading.signal.name, reading.labels): reading for reading in readings}
+        now = {key: before[key] if before.get(key) == reading else reading for key, reading in now.items()}
+        self._known[source] = now
+        return tuple(now.values())
 
 
 @dataclass(slots=True)

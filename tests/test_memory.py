@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feed import TICK, WALL, CardFigures, Feed, Serving, server
+from feed import TICK, WALL, CardFigures, Feed, SayingAgain, Serving, server
 from stallwatch import signals
 from stallwatch.deadlines import Wait
 from stallwatch.exposition import render
@@ -57,23 +57,25 @@ class Run(Feed):
     places: Mapping[str, Iterable[Place]] = field(default_factory=dict)
     sums: Mapping[str, Iterable[LogSums]] = field(default_factory=dict)
     names: tuple[RankName, ...] = ()
+    again: SayingAgain = field(default_factory=SayingAgain)
 
-    def put(self, readings: Iterable[Reading], t: float) -> None:
-        self.timeline.put(self.memory.settle(self.timeline, readings, t), t, self.interval, t + self.skipped)
+    def put(self, readings: Iterable[Reading], t: float, source: str = "") -> None:
+        found = self.memory.settle(self.timeline, self.again(source, readings), t)
+        self.timeline.put(found, t, self.interval, t + self.skipped, source)
 
     def processes(self, t: float, *, io: bool = True, measured: float | None = None) -> None:
         self.timeline.see([self.server], t)
         self.names += self.memory.meet(self.timeline, self.episodes, [self.server], t, t + self.skipped)
-        self.put(self.process_readings(io), t)
+        self.put(self.process_readings(io), t, "processes")
 
     def logs(self, t: float) -> None:
-        self.put(self.log_readings(), t)
+        self.put(self.log_readings(), t, "logs")
 
     def threads(self, t: float, measured: float | None = None) -> None:
-        self.put(self.thread_readings(), t)
+        self.put(self.thread_readings(), t, "threads")
 
     def endpoints(self, t: float, interval: float | None = None) -> None:
-        self.put(self.serving.readings(self.server.name), t)
+        self.put(self.serving.readings(self.server.name), t, "endpoints")
 
     def document(self, t: float) -> dict[str, Any]:
         """As it is read when it was written."""
@@ -458,6 +460,20 @@ def test_a_log_that_is_read_again_is_readable_until_it_is_read() -> None:
         after.threads(float(t))
         assert after.tick(float(t)).verdict.state == "stalled"
     assert set(go_on(after, 1400.0, 100.0)) == {"stalled"}
+
+
+def test_what_a_source_said_before_a_server_was_found_again_is_put_as_a_whole_when_it_is_said_after_it() -> None:
+    after = stalled().restarted(300.0)
+    after.timeline.see([after.server], 1305.0)
+    said = (signals.LOG_BYTES.read(10.0, NAME, "log"),)
+    after.timeline.put(said, 1305.0, TICK, source="logs")
+    for t in (1310.0, 1315.0 + HISTORY_SECONDS, 1320.0 + HISTORY_SECONDS):
+        after.processes(t)  # and after the last of them nothing is awaited any more
+    after.timeline.put(said, 1325.0 + HISTORY_SECONDS, TICK, source="logs")
+    track = after.now.track(signals.LOG_BYTES, NAME, "log")
+
+    assert track is not None
+    assert track.read_at == 1325.0 + HISTORY_SECONDS
 
 
 def test_a_log_that_takes_for_ever_to_be_read_again_becomes_unreadable() -> None:

@@ -47,9 +47,9 @@ class Reminded(Timeline):
 
     memory: Memory
 
-    def put(self, readings: Any, at: float, interval: float, measured: float | None = None) -> None:
+    def put(self, readings: Any, at: float, interval: float, measured: float | None = None, source: str = "") -> None:
         found: Iterator[Reading] = iter(self.memory.settle(self, readings, at))
-        super().put(found, at, interval, measured)
+        super().put(found, at, interval, measured, source)
 
 
 class Process(Replay):

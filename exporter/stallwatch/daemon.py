@@ -247,7 +247,7 @@ class Daemon:
         readings: Iterable[Reading] = result.readings
         if self._memory is not None:
             readings = self._memory.settle(self._timeline, readings, at)
-        self._timeline.put(readings, at, interval, measured=result.finished)
+        self._timeline.put(readings, at, interval, result.finished, result.source)
         pause = result.finished - at
         events = (replace(event, at=event.at - pause) for event in result.events) if pause else result.events
         self._timeline.tell(events)

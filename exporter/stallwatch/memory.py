@@ -248,6 +248,7 @@ class Memory:
         """
         if not self._settling:
             return readings
+        timeline.look_anew()
         readings = list(readings)
         held = {name for name in self._settling if self._is_held(name, timeline.of(name), readings, at)}
         passed = [

@@ -16,7 +16,7 @@ from .deadlines import NO_TIMEOUTS, OwnTimeouts
 from .model import FRONTEND, Event, Reading, Server, Signal
 from .server_timeline import DEMAND, ServerTimeline, Steps
 from .startup import COUNTERS, FIRST_RANK, MARKERS, MOST_RANKS, NAMELESS, PHASE_OF_EVENT, SHARED
-from .tracks import STALE_AFTER_GAPS, Track, Waits
+from .tracks import STALE_AFTER_GAPS, Track, Waits, put_again
 
 MIB = 1 << 20
 
@@ -88,6 +88,31 @@ class Batch:
     parents: set[str] = field(default_factory=set)  # servers the CPU of whose children was read
 
 
+@dataclass(slots=True)
+class LastLook:
+    """What a source said at its last look, reading by reading, and what there is to do where it says it again.
+
+    Thrown away when it says anything of other series, and when series were taken away (Timeline.look_anew).
+    """
+
+    readings: tuple[Reading, ...]
+    standing: tuple[Track, ...]  # what needs no more than `put_again`
+    always: tuple[int, ...]  # which readings are put whether they changed or not
+    batch: Batch
+
+    def news(self, readings: tuple[Reading, ...]) -> list[Reading] | None:
+        """Those that are not the very same as before, and those that are put always; None when they are of other
+        series than before, or of another start."""
+        if len(readings) != len(self.readings):
+            return None
+        changed = [(old, new) for old, new in zip(self.readings, readings, strict=True) if old is not new]
+        for old, new in changed:
+            if old.signal is not new.signal or old.labels != new.labels or new.signal is signals.SERVER_START:
+                return None
+        again = [new for index in self.always if (new := readings[index]) is self.readings[index]]
+        return [*again, *(new for _, new in changed)]
+
+
 class Timeline:
     """All servers.  Feed it with `see`, `put` and `tell`; ask `of(name)`."""
 
@@ -107,6 +132,7 @@ class Timeline:
         self._servers: dict[str, ServerTimeline] = {}
         self._forgotten: dict[str, float | None] = {}  # name -> start time of the start that is over
         self._kills = Track()
+        self._last_looks: dict[str, LastLook] = {}  # of each source
         self.cards = Cards(self._card_moved, lambda server: self._thresholds_of(server).window, self._may_rest)
 
     def __iter__(self) -> Iterator[ServerTimeline]:
@@ -118,12 +144,17 @@ class Timeline:
     def forget(self, name: str) -> None:
         """Drop a server.  If its first process is gone, late readings do not begin this start anew."""
         timeline = self._servers.pop(name, None)
+        self.look_anew()
         self.cards.forget(name)
         if timeline is not None and timeline.root_gone_at is not None:
             self._forgotten.pop(name, None)
             self._forgotten[name] = timeline.start_timestamp
             while len(self._forgotten) > _MOST_FORGOTTEN:
                 del self._forgotten[next(iter(self._forgotten))]
+
+    def look_anew(self) -> None:
+        """Series were taken away, or are others now: what each source says next is put as a whole."""
+        self._last_looks.clear()
 
     def see(self, servers: Iterable[Server], at: float) -> None:
         """Discovery's present picture of the servers."""
@@ -143,32 +174,78 @@ class Timeline:
             current.start_timestamp is not None and not _same_start(current.start_timestamp, started_at)
         ):
             current = self._servers[name] = ServerTimeline(name, anchor=at, cards=self.cards)
+            self.look_anew()
             self.cards.forget(name)
         current.start_timestamp = started_at
         return current
 
-    def put(self, readings: Iterable[Reading], at: float, interval: float, measured: float | None = None) -> None:
+    def put(
+        self, readings: Iterable[Reading], at: float, interval: float, measured: float | None = None, source: str = ""
+    ) -> None:
         """Take the readings of one result.  `interval`: how often that source looks, in seconds.
 
         `measured`: the same moment on a clock that counts our own pauses too (default: there was none).
+        `source`: whose look it is; of a tuple of readings those that are the very same as at its look before are not
+        worked out again.
         """
-        look, batch = Look(at, interval, at if measured is None else measured), Batch()
+        look = Look(at, interval, at if measured is None else measured)
+        last = self._last_looks.pop(source, None)
+        known = readings if source and isinstance(readings, tuple) else None
+        news = last.news(known) if last is not None and known is not None else None
+        if last is None or known is None or news is None:
+            batch = Batch()
+            self._put_all(readings, look, batch)
+            if known is not None and (last := self._last_look(known, batch)) is not None:
+                self._last_looks[source] = last
+        else:
+            self._last_looks[source], last.readings, batch = last, known, last.batch
+            self._put_all(news, look, batch)
+            put_again(last.standing, at, interval, look.measured)
+        self._conclude(look, batch)
+
+    def _put_all(self, readings: Iterable[Reading], look: Look, batch: Batch) -> None:
         for reading in [reading for reading in readings if reading.signal.name in _PUTS]:
             _PUTS[reading.signal.name](self, reading, look, batch)
-        self.cards.settle(at)
+
+    def _last_look(self, readings: tuple[Reading, ...], batch: Batch) -> LastLook | None:
+        """None when a series is in them twice, which no source should say: then the last word counts, each time."""
+        standing, always, series = list[Track](), list[int](), set[tuple[str, tuple[str, ...]]]()
+        for index, reading in enumerate(readings):
+            if (name := reading.signal.name) not in _PUTS:
+                continue
+            if (name, reading.labels) in series:
+                return None
+            series.add((name, reading.labels))
+            if (track := self._standing(reading)) is not None:
+                standing.append(track)
+            elif name not in _OF_BATCHES:
+                always.append(index)
+        return LastLook(readings, tuple(standing), tuple(always), batch)
+
+    def _standing(self, reading: Reading) -> Track | None:
+        """The series of a reading which means nothing when it comes again, but that it still holds."""
+        if reading.signal.name not in _STANDING or (timeline := self._servers.get(reading.labels[0])) is None:
+            return None
+        track = timeline.tracks.get(reading.signal.name, {}).get(reading.labels)
+        holds = track is not None and track.value == reading.value and track.reason == reading.reason
+        return track if holds else None
+
+    def _conclude(self, look: Look, batch: Batch) -> None:
+        """Draw what the readings of one result say together."""
+        self.cards.settle(look.at)
         for (server, rank), counts in batch.threads.items():
             if (timeline := self._servers.get(server)) is not None:
                 window = self._thresholds_of(server).window
                 waits = timeline.waits.setdefault(rank, Waits())
                 known = _readable_counts(counts)
                 usual_main = None if known is None else batch.main.get((server, rank))
-                waits.put(known, usual_main, at, window, interval, look.measured)
+                waits.put(known, usual_main, look.at, window, look.interval, look.measured)
         for server in batch.parents:
             if (timeline := self._servers.get(server)) is not None:
                 _note_children_cpu(timeline, look)
         for server in batch.asked:
             if (timeline := self._servers.get(server)) is not None:
-                timeline.note_demand(at)
+                timeline.note_demand(look.at)
 
     def _put_card(self, reading: Reading, look: Look, batch: Batch) -> None:
         self.cards.put(reading, look.at, look.interval, look.measured)
@@ -507,3 +584,13 @@ _PUTS: Mapping[str, Put] = {
     if isinstance(signal, Signal) and (put := _put_of(signal)) is not None
 }
 """What the timeline keeps: the signals a verdict may look at."""
+
+_STANDING = frozenset(name for name, put in _PUTS.items() if put in (Timeline._put_one, Timeline._put_children)) - {
+    signals.HEALTH_TIMEOUTS.name,
+    signals.HEALTH_STATUS.name,
+    signals.WRITTEN_BYTES.name,
+}
+"""Signals that say nothing new when they say the same: not those of rows of looks, nor one with a floor that moves."""
+
+_OF_BATCHES = frozenset((signals.THREADS.name, signals.MAIN_THREAD.name))
+"""What only the batch keeps, and keeps from look to look."""

@@ -6,7 +6,7 @@ Pure, and constant memory per series: a track keeps no history but the samples o
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 STALE_AFTER_GAPS = 3
@@ -106,6 +106,28 @@ class Track:
             return False
         samples[0] = at, value
         return True
+
+
+def put_again(tracks: Iterable[Track], at: float, interval: float, measured: float) -> None:
+    """Put into each track the very value that was put last, and have its samples gather it: what `put` and `gathers`
+    do, in one go, for so it is with most series at most looks.  What was put at this look already is left."""
+    for track in tracks:
+        real_gap = measured - track._measured
+        if not real_gap:
+            continue
+        gap = at - (track.read_at or 0.0)
+        if gap > 0:
+            track.is_followed = True
+        if gap > interval or track.usual_gap != interval:
+            track.usual_gap = usual(track.usual_gap, gap, interval)
+        track.read_at, track._measured, track._rate_seconds = at, measured, real_gap
+        if track.value is None:
+            track.rate = None
+            continue
+        track.rate = 0.0 if real_gap > 0 else None
+        track.known_at = at
+        if track.samples:
+            track.samples[-1] = at, track.samples[-1][1]
 
 
 def usual(before: float, gap: float, interval: float) -> float:
