@@ -443,6 +443,40 @@ def test_a_young_process_is_read_again_only_if_it_ran(tmp_path: Path) -> None:
     assert [pid for pid in looks if pid > 1] == [11]
 
 
+@pytest.mark.parametrize("ran", [True, False])
+def test_a_watched_process_is_read_at_each_look_if_it_ran_since_however_old_it_is(tmp_path: Path, ran: bool) -> None:
+    clocks, looks, tree = {1: 5, 10: 7, 11: 8}, list[int](), family(tmp_path)
+    table = clocked_table(tree, clocks, looks)
+    table.look(0.0)
+    table.look(YOUNG_SECONDS + 1)
+    found = table.get(11)
+    assert found is not None
+    clocks[11] += ran
+    tree.change(11, "vllm serve", comm="vllm")
+    looks.clear()
+    table.look(YOUNG_SECONDS + 2)
+    unwatched = [pid for pid in looks if pid > 1]
+    table.look(YOUNG_SECONDS + 3, {found.id: lambda: None})
+
+    assert unwatched == []
+    assert (table.get(11) or found).stat.comm == ("vllm" if ran else found.stat.comm)
+    assert [pid for pid in looks if pid > 1] == [11] * ran
+
+
+def test_a_watched_process_that_ended_is_lost_and_nothing_is_listed_for_it(tmp_path: Path) -> None:
+    clocks, looks, tree = {1: 5, 10: 7, 11: 8}, list[int](), family(tmp_path)
+    table = clocked_table(tree, clocks, looks)
+    table.look(0.0)
+    found = table.get(11)
+    assert found is not None
+    del clocks[11]
+    tree.end(11)
+    table.look(5.0, {found.id: lambda: None})
+
+    assert table.get(11) is None
+    assert not table._has_missed
+
+
 def test_a_cheaper_way_to_stat_is_taken_and_where_it_ends_the_pid_may_be_anothers(node: Node) -> None:
     old = node.tree.add(10, "old")
     node.look(0.0)
@@ -450,9 +484,9 @@ def test_a_cheaper_way_to_stat_is_taken_and_where_it_ends_the_pid_may_be_another
     cheap = ProcFs(node.tree.root).stat(10)
     node.tree.replace(10, "new", started=200.0)
 
-    node.table.refresh(old.id, 100.0, lambda: cheap)
+    node.table.look(YOUNG_SECONDS + 2, {old.id: lambda: cheap})
     before = node.table.find(old.id)
-    node.table.refresh(old.id, 101.0, lambda: None)
+    node.table.look(YOUNG_SECONDS + 3, {old.id: lambda: None})
 
     assert before is not None
     assert before.stat is cheap

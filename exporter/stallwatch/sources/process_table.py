@@ -9,7 +9,7 @@ of servers and young processes (one may still exec or set its title) at each loo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..model import ProcessId
@@ -32,6 +32,14 @@ MOST_COMMANDS = 2048
 """Command lines read in one look (each costs about 0.1 ms); the rest waits for the next."""
 MOST_HUNG, MOST_HUNG_OF_ALL = 2, 8
 """Readings of one user's processes, and of all, that may hang in one look: each costs a deadline."""
+
+
+Read = Callable[[], Stat | None]
+"""A way to the stat of a process; None where there is none any more."""
+
+
+def _nothing() -> None:
+    """No cheaper way."""
 
 
 @dataclass(slots=True)
@@ -130,36 +138,48 @@ class ProcessTable:
         known = self._known.get(process.pid)
         return known if known is not None and known.id.start_ticks == process.start_ticks else None
 
-    def look(self, now: float) -> None:
-        """Find new, changed and vanished processes."""
+    def look(self, now: float, watched: Mapping[ProcessId, Read] | None = None) -> None:
+        """Find new, changed and vanished processes.
+
+        `watched`: members of servers, whose titles change late, each with a cheaper way to its stat.
+        """
         self.has_asked = False
+        reads = {process.pid: read for process, read in (watched or {}).items()}
         given, full = self._given_out(), now - self._full_look >= FULL_LOOK_SECONDS
         is_listing_due = self._has_missed or now - self._listing >= LISTING_SECONDS
         if given is None or (full and is_listing_due):
             self._list_if_forked(now, full)
-        else:
-            for each in given:
-                self._look_for(each, now)
-            if full:
-                self._refresh_all(now)
+        elif full:
+            self._refresh_all(now)
+        self._look_at(given or (), reads, now)
         for pid in tuple(self._young):
             known = self._known.get(pid)
             if known is None or now - known.first_seen > YOUNG_SECONDS:
                 self._young.discard(pid)
-            if known is not None and not self._stands_still(known, self._proc.cpu_clock(pid), now):
-                self._refresh(pid, now)
 
-    def refresh(self, process: ProcessId, now: float, read: Callable[[], Stat | None] = lambda: None) -> None:
-        """Read stat of one process again (members of servers: titles change late), once in a look.
+    def _look_at(self, given: Iterable[int], reads: Mapping[int, Read], now: float) -> None:
+        """Those that may have got a PID lately, the young ones and the watched ones: all clocks at once."""
+        known = self._known
+        due = dict.fromkeys((*given, *self._young, *reads))
+        pids = [pid for pid in due if pid not in known or known[pid].read_at != now]
+        for pid, clock in zip(pids, self._proc.cpu_clocks(pids), strict=True):
+            if pid in known:
+                is_due = not self._stands_still(known[pid], clock, now)
+            else:
+                is_due = clock is not None or pid in reads  # a thread has no clock of a process
+            if is_due:
+                self._refresh(pid, now, clock, reads.get(pid, _nothing))
+                is_missed = clock is not None and pid not in known and pid not in self._kernel_threads
+                self._has_missed = self._has_missed or is_missed
 
-        Not if no thread of it ran since.  `read`: a cheaper way to its stat; None where there is none any more.
-        """
+    def refresh(self, process: ProcessId, now: float) -> None:
+        """Read stat of one process again, once in a look.  Not if no thread of it ran since."""
         known = self._known.get(process.pid)
         if known is not None and known.read_at == now:
             return
-        if known is not None and self._stands_still(known, self._proc.cpu_clock(process.pid), now):
-            return
-        self._refresh(process.pid, now, read)
+        clock = self._proc.cpu_clock(process.pid)
+        if known is None or not self._stands_still(known, clock, now):
+            self._refresh(process.pid, now, clock)
 
     def _given_out(self) -> range | None:
         """The PIDs given out since the look before the last one: who had one then may just not have been there yet.
@@ -174,13 +194,6 @@ class ProcessTable:
         if first is None or second is None or not first <= second <= last or last - first > MOST_GIVEN:
             return None
         return range(first + 1, last + 1)
-
-    def _look_for(self, pid: int, now: float) -> None:
-        """The process that may have got this PID; that of a thread has no clock of a process."""
-        known, clock = self._known.get(pid), self._proc.cpu_clock(pid)
-        if clock is not None if known is None else not self._stands_still(known, clock, now):
-            self._refresh(pid, now)
-            self._has_missed = self._has_missed or (pid not in self._known and pid not in self._kernel_threads)
 
     def _list_if_forked(self, now: float, full: bool) -> None:
         forks = self._proc.forks()
@@ -205,7 +218,7 @@ class ProcessTable:
             self._kernel_threads.clear()  # a worker thread of the kernel may have left its PID to a process
         new = pids - self._known.keys() - self._kernel_threads
         for pid in new:
-            self._refresh(pid, now)
+            self._refresh(pid, now, self._proc.cpu_clock(pid))
         is_whole = all(pid in self._known or pid in self._kernel_threads for pid in new)
         self._listed = listed if is_whole else None
         if full:
@@ -218,7 +231,7 @@ class ProcessTable:
         clocks = self._proc.cpu_clocks(list(self._known))
         for known, clock in zip(tuple(self._known.values()), clocks, strict=True):
             if not self._stands_still(known, clock, now):
-                self._refresh(known.stat.pid, now)
+                self._refresh(known.stat.pid, now, clock)
 
     def _lose(self, pid: int) -> None:
         """The process is gone."""
@@ -240,8 +253,8 @@ class ProcessTable:
         known.read_at = now
         return True
 
-    def _refresh(self, pid: int, now: float, read: Callable[[], Stat | None] = lambda: None) -> None:
-        clock = self._proc.cpu_clock(pid)
+    def _refresh(self, pid: int, now: float, clock: int | None, read: Read = _nothing) -> None:
+        """`clock`: of the process, asked before: what runs in between is read again at the next look."""
         stat = read() or self._proc.stat(pid)
         known = self._known.get(pid)
         is_kernels = stat is not None and bool(stat.flags & KERNEL_THREAD)

@@ -176,7 +176,8 @@ class Processes:
         self._far.guards.mounts.refresh(now.monotonic)
         self._pids = {}
         self._groups.begin()
-        self._table.look(now.monotonic)
+        members = [member for tracked in self._tracked.values() for member in tracked.members.values()]
+        self._table.look(now.monotonic, {member.id: member.stat for member in members})
         self._table.read_commands(self._is_candidate, now.monotonic)
         self._crew.begin()
         self._find_servers(now.monotonic)
@@ -402,9 +403,7 @@ class Processes:
     # --- following a server -------------------------------------------------------------------------------
 
     def _follow(self, tracked: Tracked, scene: Scene, now: float) -> None:
-        """Refresh the members, adopt new ones, name the ranks, notice deaths, count the children."""
-        for process, member in tuple(tracked.members.items()):
-            self._table.refresh(process, now, member.stat)
+        """Adopt new members, name the ranks, notice deaths, count the children."""
         children = self._crew.follow(tracked, scene, now)
         for member in tuple(tracked.members.values()):
             member.look(now, self._table.find(member.id))
