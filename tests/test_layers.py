@@ -82,7 +82,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.logs.hits": "sources.logs.counters sources.logs.lines sources.logs.times",
     "sources.logs.followed": "model sources.logs.counters sources.logs.decode sources.logs.earlier sources.logs.journal"
     " sources.logs.lines sources.logs.tail",
-    "sources.logs.of_server": "model sources.logs.counters sources.logs.followed sources.logs.opened"
+    "sources.logs.of_server": "config model sources.logs.counters sources.logs.followed sources.logs.opened"
     " sources.logs.places",
     "sources.logs.past": "model sources sources.logs.counters sources.logs.earlier sources.logs.followed"
     " sources.logs.guard sources.logs.journal sources.logs.of_server sources.logs.opened sources.logs.tail",

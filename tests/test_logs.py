@@ -33,7 +33,7 @@ from stallwatch.sources import Host, Moment
 from stallwatch.sources.logs import collector, hits, of_server, past
 from stallwatch.sources.logs.collector import ALERT_SECONDS, CATCH_UP_SECONDS, LAST_WORDS_READS, READ_BYTES, Logs
 from stallwatch.sources.logs.followed import LONG_REST_TURNS, MUCH_BYTES, REST_TURNS
-from stallwatch.sources.logs.lines import Hit
+from stallwatch.sources.logs.lines import Hit, LogScanner
 from stallwatch.sources.logs.places import GONE_LOOKS, LOOK_SECONDS
 
 FRAMEWORKS = load_frameworks()
@@ -805,6 +805,32 @@ def test_a_limit_that_is_another_by_now_holds_for_patterns_too(tmp_path: Path) -
 
     assert before == {("0.log",): 2.0, ("1.log",): 2.0, ("2.log",): "error"}
     assert after == {("0.log",): 2.0, ("1.log",): 2.0, ("2.log",): 2.0, ("3.log",): "error"}
+
+
+def test_a_limit_of_lines_that_is_another_by_now_holds_for_logs_that_are_followed(node: Node) -> None:
+    node.read()
+    waiting = [scanner._tail for scanner in scanners(node)]
+    node.source.configure(Config(limits=Limits(line_bytes=300)))
+    node.write("x" * 301)
+    node.read()
+
+    assert (waiting, [scanner._tail for scanner in scanners(node)]) == ([b""], [b""])  # the line is cut, not kept
+    assert lines_of([*node.last_readings]) == {("stdout",): 1.0}
+    node.write("y\n")
+    assert lines_of(node.read()) == {("stdout",): 2.0}
+
+
+def test_a_line_within_the_limit_waits_for_its_end(node: Node) -> None:
+    node.read()
+    node.write("x" * 301)
+    node.read()
+
+    assert [scanner._tail for scanner in scanners(node)] == [b"x" * 301]
+
+
+def scanners(node: Node) -> list[LogScanner]:
+    (log,) = node.source._servers[node.server.name].logs.values()
+    return [voice.scanner for voice in log.voices.values()]
 
 
 @pytest.mark.parametrize("end", ["", "/"])

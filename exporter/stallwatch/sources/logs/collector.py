@@ -158,6 +158,8 @@ class Logs:
             news, logs.alert_until = True, now.monotonic + ALERT_SECONDS
         news = news or (logs.is_ready and not ready)
         logs.server, logs.is_ready, logs.absent_turns = server, ready, 0
+        if logs.limits is not self._limits:
+            logs.take(self._limits)
         yield from self._arrange(logs, server, now.monotonic)
         seen = [log for log in logs.logs.values() if not log.is_hidden]
         due = [log for log in seen if news or log.due <= now.monotonic]
@@ -196,7 +198,6 @@ class Logs:
             return
         if logs.named is not server.logs:
             logs.named, logs.wanted = server.logs, tuple(map(self._rooted, server.logs))
-        logs.places.most_files = self._limits.logs
         found, restarted = logs.places.files(logs.wanted, at), logs.root != server.root
         if found is logs.arranged and not restarted and not logs.places.given_up:
             return

@@ -135,7 +135,7 @@ class LogScanner:
         self.before_start = Totals()
         self._lexicon = lexicon_of(framework)
         self._steady: Steady | None = None  # once it is ready
-        self._line_bytes = (limits or Limits()).line_bytes
+        self.line_bytes = (limits or Limits()).line_bytes
         self._track_shapes = track_shapes
         self._numbered = numbered
         self._tail = b""
@@ -173,8 +173,8 @@ class LogScanner:
             whole = cut == len(chunk) and not self._tail
             self._scan(chunk if whole else b"".join((self._tail, memoryview(chunk)[:cut])), batch)
         self._tail = chunk[cut:] if cut else self._tail + chunk
-        if len(self._tail) > self._line_bytes:
-            self._scan(self._tail[: self._line_bytes], batch)
+        if len(self._tail) > self.line_bytes:
+            self._scan(self._tail[: self.line_bytes], batch)
             self._tail, self._skipping = b"", True
         self._peek(batch)
         return batch

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from ...config import Limits
 from ...model import LogPlace, LogSums, ProcessId, Reading, Server
 from .counters import Before, total_of
 from .followed import FollowedLog
@@ -57,6 +58,7 @@ class ServerLogs:
     calm: Calm | None = None  # None = a log was read, opened or closed since
     told: dict[str, Reading] = field(default_factory=dict)  # the readings of the last turn, by event
     told_errors: dict[str, Reading] = field(default_factory=dict)  # the same, by kind
+    limits: Limits | None = None  # that were taken last
 
     def is_calm(self, server: Server, ready: bool, at: float) -> bool:
         """Whether the turn at `at` has nothing to do here, and tells what the one before told."""
@@ -68,6 +70,12 @@ class ServerLogs:
     def calm_until(self) -> float:
         """When a log is to be read next, or files are to be looked for (monotonic seconds)."""
         return min((self.places.holds_until, *(log.due for log in self.logs.values() if not log.is_hidden)))
+
+    def take(self, limits: Limits) -> None:
+        """From now on; a reload may have changed them."""
+        self.limits, self.places.most_files = limits, limits.logs
+        for voice in [voice for log in self.logs.values() for voice in log.voices.values()]:
+            voice.scanner.line_bytes = limits.line_bytes
 
     def stir(self) -> None:
         """What was told last does not hold any more."""
