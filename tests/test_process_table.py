@@ -352,11 +352,13 @@ def test_children_stand_below_their_parent(node: Node) -> None:
     node.tree.add(12, "c", ppid=10)
     node.look(0.0)
 
-    assert sorted(known.stat.pid for known in node.table.children()[10]) == [11, 12]
+    assert sorted(known.stat.pid for known in node.table.children_of(10)) == [11, 12]
 
 
 def below(node: Node) -> dict[int, list[int]]:
-    return {parent: sorted(known.stat.pid for known in found) for parent, found in node.table.children().items()}
+    parents = {known.stat.ppid for known in node.table} | {known.stat.pid for known in node.table}
+    found = {parent: sorted(known.stat.pid for known in node.table.children_of(parent)) for parent in parents}
+    return {parent: children for parent, children in found.items() if children}
 
 
 def test_who_stands_below_whom_is_known_anew_when_one_comes_goes_or_gets_another_parent(node: Node) -> None:
@@ -380,6 +382,11 @@ def test_who_stands_below_whom_is_known_anew_when_one_comes_goes_or_gets_another
     assert seen[2] == {0: [1], 1: [10], 10: [11, 12]}
     assert seen[3] == {0: [1], 1: [10, 11], 10: [12]}
     assert below(node) == {0: [1], 1: [10, 11]}
+    node.tree.replace(11, "d", ppid=10, started=200.0)
+    node.look(5.0)
+    known = node.table.get(11)
+    assert below(node) == {0: [1], 1: [10], 10: [11]}
+    assert node.table.children_of(10) == (known,)
 
 
 def test_who_is_not_wanted_is_not_thought_of_again_until_it_is_another(node: Node) -> None:

@@ -23,7 +23,7 @@ _MAY_START_WORKERS = ("main", "engine", "controller", "worker")
 
 
 class Crew:
-    """See the module.  `begin` at each look, `note_strays` once its servers are found, then `follow` each of them.
+    """See the module.  At each look `note_strays` once its servers are found, then `follow` each of them.
 
     `dropped`: processes that found no room beside `most_ranks` ranks of their server, so far.
     """
@@ -32,7 +32,6 @@ class Crew:
         self._proc, self._table, self._room = proc, table, room
         self._candidate = re.compile("")
         self._most_ranks = 0
-        self._children: dict[int, list[Known]] = {}
         self._strays: list[Known] = []
         self._refused: set[ProcessId] = set()
         self.dropped = 0
@@ -40,9 +39,6 @@ class Crew:
     def configure(self, candidate: re.Pattern[str], most_ranks: int) -> None:
         """`candidate`: beginnings of comm of processes whose command lines are worth reading."""
         self._candidate, self._most_ranks = candidate, most_ranks
-
-    def begin(self) -> None:
-        self._children = self._table.children()
 
     def note_strays(self, taken: set[ProcessId]) -> None:
         """Workers by a title that other programs have as well, which belong to no server yet (`taken` do)."""
@@ -104,7 +100,7 @@ class Crew:
         seen = {pid for pid, _, _ in queue}
         while queue:
             pid, above, is_below_rank = queue.popleft()
-            for known in self._children.get(pid, ()):
+            for known in self._table.children_of(pid):
                 if known.stat.pid in seen:
                     continue
                 seen.add(known.stat.pid)

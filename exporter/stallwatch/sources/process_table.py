@@ -119,7 +119,7 @@ class ProcessTable:
         self._last_pids: tuple[int | None, ...] = ()  # given out last before the last two looks
         self._full_look = self._listing = float("-inf")  # when it was last
         self._has_missed = False  # since the last listing, somebody who is there and whose stat could not be read
-        self._below: dict[int, list[Known]] | None = None  # None = to be made anew
+        self._below: dict[int, dict[int, Known]] = {}  # by parent and by its own PID
         self.unread: dict[str, int] = {}  # reason -> command lines that could not be read in the last look
         self.has_asked = False  # a command line was read in the last look, or after it
 
@@ -235,8 +235,9 @@ class ProcessTable:
 
     def _lose(self, pid: int) -> None:
         """The process is gone."""
-        self._listed = self._below = None
-        self._known.pop(pid, None)
+        self._listed = None
+        if (known := self._known.pop(pid, None)) is not None:
+            self._take_from_parent(known)
         self._told.pop(pid, None)
         self._changed.pop(pid, None)
 
@@ -266,14 +267,16 @@ class ProcessTable:
             return
         if known is not None and known.id == stat.id:
             if known.stat.ppid != stat.ppid:
-                self._below = None
+                self._take_from_parent(known)
+                self._below.setdefault(stat.ppid, {})[pid] = known
             known.stat, known.clock, known.read_at = stat, clock, now
             self._changed[pid] = None
             return
         owner = self._proc.owner(pid)
         if owner is not None:
             self._lose(pid)
-            self._known[pid] = Known(stat, now, owner, clock=clock, read_at=now)
+            known = self._known[pid] = Known(stat, now, owner, clock=clock, read_at=now)
+            self._below.setdefault(stat.ppid, {})[pid] = known
             self._changed[pid] = None
             self._young.add(pid)
 
@@ -326,10 +329,12 @@ class ProcessTable:
             yield parent
             known = parent
 
-    def children(self) -> dict[int, list[Known]]:
-        """parent PID -> the processes it started (or inherited)."""
-        if self._below is None:
-            self._below = {}
-            for known in self._known.values():
-                self._below.setdefault(known.stat.ppid, []).append(known)
-        return self._below
+    def children_of(self, pid: int) -> tuple[Known, ...]:
+        """The processes it started (or inherited)."""
+        return tuple(self._below[pid].values()) if pid in self._below else ()
+
+    def _take_from_parent(self, known: Known) -> None:
+        siblings = self._below[known.stat.ppid]
+        del siblings[known.stat.pid]
+        if not siblings:
+            del self._below[known.stat.ppid]

@@ -179,7 +179,6 @@ class Processes:
         members = [member for tracked in self._tracked.values() for member in tracked.members.values()]
         self._table.look(now.monotonic, {member.id: member.stat for member in members})
         self._table.read_commands(self._is_candidate, now.monotonic)
-        self._crew.begin()
         self._find_servers(now.monotonic)
         self._crew.note_strays({process for tracked in self._tracked.values() for process in tracked.members})
         for tracked in self._tracked.values():
