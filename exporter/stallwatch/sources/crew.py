@@ -55,12 +55,19 @@ class Crew:
     def follow(self, tracked: Tracked, scene: Scene, now: float) -> list[tuple[ProcessId, str]]:
         """Adopt new members, name the ranks; the ranks' other children with their kinds, parents before children."""
         self._read_titles(tracked, scene, now)
+        if self._is_alone(tracked):
+            return []
         self._dismiss(tracked)
         self._adopt_named(tracked, scene, now)
         children = self.adopt(tracked, now)
         self._name_ranks(tracked, scene)
         self._keep_to_limit(tracked)
         return children
+
+    def _is_alone(self, tracked: Tracked) -> bool:
+        """One process without children: nobody is to be taken in, let go or given a name."""
+        is_one = len(tracked.members) == 1 and tracked.root in tracked.members
+        return is_one and not self._strays and not self._table.children_of(tracked.root.pid)
 
     def forget(self) -> None:
         """Processes that are gone."""
@@ -212,10 +219,11 @@ class Crew:
             self._table.refresh(process, now)
         found = [(self._table.find(process), kind) for process, kind in children]
         watched = [m for m in tracked.members.values() if m.role in ("rank", "engine") and m.missing_since is None]
-        tracked.children.update(
-            [member.last for member in watched if member.last is not None],
-            [(known.stat, kind) for known, kind in found if known is not None and known.id not in tracked.members],
-        )
+        if watched or found or tracked.children.are_counted:
+            tracked.children.update(
+                [member.last for member in watched if member.last is not None],
+                [(known.stat, kind) for known, kind in found if known is not None and known.id not in tracked.members],
+            )
 
 
 def _rank_of(known: Known, role: str) -> str:

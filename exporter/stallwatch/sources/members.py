@@ -233,6 +233,11 @@ class Children:
     _debts: dict[int, Debt] = field(default_factory=dict)
     _last_kind: str = "other"
 
+    @property
+    def are_counted(self) -> bool:
+        """Whether an update without anybody would change anything: the last one saw somebody."""
+        return bool(self._accounts or self._debts or self.live)
+
     def update(self, parents: Iterable[Stat], children: Sequence[tuple[Stat, str]]) -> None:
         """Take in ranks and engines (`parents`) and their live children with kinds, parents before children."""
         everyone = [*((stat, "") for stat in parents), *children]
