@@ -290,6 +290,21 @@ class Held:
         """Nothing is kept back."""
 
 
+def test_a_thread_is_woken_for_what_is_to_be_said_alone(report: Report) -> None:
+    speaker, empty = Speaker(), replace(report, servers=())
+    unseen = replace(empty, health=tuple(replace(each, success=None) for each in report.health))
+
+    def is_woken(report: Report) -> bool:
+        speaker._wake.clear()
+        speaker.hear(report)
+        return speaker._wake.is_set()
+
+    later = replace(report, monotonic=report.monotonic + 5.0)
+    told = (unseen, empty, report, later, changed(later, "working"), report)
+    assert [is_woken(each) for each in told] == [True, True, True, False, True, True]
+    assert speaker._latest is report
+
+
 def test_a_stdout_that_is_held_does_not_hold_the_tick(report: Report) -> None:
     out = Held()
     speaker = Speaker(out)  # type: ignore[arg-type]  # a file as far as print is concerned

@@ -15,6 +15,7 @@ from typing import TextIO
 
 from .allocator import keep_freed
 from .assembly import Settings, make_daemon, read_config
+from .call_filter import deny_intrusions
 from .daemon import Daemon
 from .exposition import render
 from .frameworks import load_frameworks
@@ -92,7 +93,8 @@ class Speaker:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        self._said: dict[str, tuple[object, ...]] = {}
+        self._heard: object = None  # what may be said of the last report
+        self._said: dict[str, tuple[str | None, ...]] = {}
         self._nothing_said = False
         self._latest: Report | None = None
         self._wake = threading.Event()
@@ -102,9 +104,11 @@ class Speaker:
         self._thread.start()
 
     def hear(self, report: Report) -> None:
-        """Take the latest report; one that could not be said in time is left out."""
-        self._latest = report
-        self._wake.set()
+        """Take the latest report, if it says something else; one that could not be said in time is left out."""
+        before, self._heard = self._heard, (_looked(report), _states(report))
+        if before != self._heard:
+            self._latest = report
+            self._wake.set()
 
     def _run(self) -> None:
         try:
@@ -116,17 +120,27 @@ class Speaker:
             log.info("stdout is gone: verdicts are not printed any more")
 
     def say(self, report: Report) -> None:
-        looked = any(health.source == "processes" and health.success for health in report.health)
-        before, self._said = self._said, {}
+        before, self._said = self._said, _states(report)
         for server in report.servers:
-            name, verdict = server.server.name, server.verdict
-            self._said[name] = state = (verdict.state, verdict.reason, verdict.suspect_rank, server.phase)
-            if before.get(name) != state:
+            name = server.server.name
+            if before.get(name) != self._said[name]:
                 line = verdict_line(server_document(server, report.monotonic))
                 print(line, file=self._out, flush=True)
-        if looked and not report.servers and not before and not self._nothing_said:
+        if _looked(report) and not report.servers and not before and not self._nothing_said:
             self._nothing_said = True
             print("no inference server found yet; looking again every few seconds", file=self._out, flush=True)
+
+
+def _looked(report: Report) -> bool:
+    return any(health.source == "processes" and health.success for health in report.health)
+
+
+def _states(report: Report) -> dict[str, tuple[str | None, ...]]:
+    """What is said of each server."""
+    return {
+        server.server.name: (server.verdict.state, server.verdict.reason, server.verdict.suspect_rank, server.phase)
+        for server in report.servers
+    }
 
 
 def serve(settings: Settings, web: WebSettings, state_folder: str | None = None) -> int:
@@ -135,6 +149,8 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
     InputError when the configuration, or that of the web, is wrong.
     """
     keep_freed()
+    if not deny_intrusions():
+        log.info("the kernel takes no filter of system calls here")
     renewal = Renewal(web.config_file) if web.config_file else None
     published: list[Published] = []
     speaker = Speaker()
