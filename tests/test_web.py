@@ -723,6 +723,17 @@ def test_http_that_does_nothing_for_a_minute_of_looks_is_stuck(serve: Serve) -> 
     assert not running.is_stuck(2000.0)
 
 
+def test_http_is_asked_now_and_then_whether_it_does_something(serve: Serve) -> None:
+    running = serve()
+    asked = []
+    for look in range(0, 50, 5):
+        assert not running.is_stuck(1000.0 + look)
+        until(lambda: running._answered == running._asked)
+        asked.append(running._asked)
+
+    assert asked == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
+
+
 def test_http_that_was_stopped_with_us_or_is_asked_very_often_is_not_stuck(serve: Serve) -> None:
     running, held = serve(), threading.Event()
     running._loop.call_soon_threadsafe(held.wait)

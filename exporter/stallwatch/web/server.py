@@ -22,6 +22,8 @@ from .wire import EXHAUSTED, Door, SocketWire
 
 MAX_REQUESTS = 40  # as node_exporter
 STOP_SECONDS = 1.5
+ASK_SECONDS = 20.0
+"""How often HTTP has to show that it does something; each time wakes its thread."""
 STUCK_LOOKS, STUCK_SECONDS = 12, 60.0
 """Looks in a row, over this time at least, at which HTTP did nothing: no busy machine is that slow, and a process that
 was stopped has not looked meanwhile."""
@@ -86,7 +88,7 @@ class HttpServer:
         self._clients = Clients(app, gate, max_requests, deadlines, self._loop, room.connections)
         self._doors = [Door(self._loop, each, self._clients, self._welcome, room.accepted) for each in sockets]
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        self._asked, self._asked_at, self._looks = 0, 0.0, 0  # these are the looker's,
+        self._asked, self._asked_at, self._looks = 0, float("-inf"), 0  # these are the looker's,
         self._answered = 0  # this the thread's own
 
     def start(self) -> None:
@@ -118,6 +120,8 @@ class HttpServer:
     def is_stuck(self, now: float) -> bool:
         """Whether HTTP did nothing for too long; `now`: monotonic seconds.  Called now and then, by one thread."""
         if self._answered == self._asked:
+            if now - self._asked_at < ASK_SECONDS:
+                return False
             self._asked, self._asked_at, self._looks = self._asked + 1, now, 0
             self._loop.call_soon_threadsafe(self._answer, self._asked)
         self._looks += 1
