@@ -7,7 +7,6 @@ number that is wrong, and the next look finds everything as it was.
 
 from __future__ import annotations
 
-import builtins
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from failing_reads import Reads
 from proc_tree import Thread, threads
 from process_node import FRAMEWORKS, Node
 from stallwatch.model import Observation, Reading, Scene, Server
@@ -34,50 +34,6 @@ OF_FAILURES = ("unidentified_processes", "log_read_errors_total")
 """What counts failures, or what they leave unknown."""
 VANISHED = (errno.ENOENT, errno.ESRCH)
 UNREADABLE = (errno.EMFILE, errno.EACCES, errno.EIO)
-
-
-class Reads:
-    """Counts the calls that look below a folder, and fails the `n`-th of them; -1 = none."""
-
-    CALLS = ("open", "listdir", "scandir", "stat", "lstat", "readlink", "pread", "read", "fstat")
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._root = f"{root}/"
-        self._error, self._left = 0, -1
-        self._fds: set[int] = set()
-        for name in self.CALLS:
-            monkeypatch.setattr(os, name, self._failing(getattr(os, name)))
-        monkeypatch.setattr(builtins, "open", self._failing(open))
-        self.is_counting = False
-        self.seen = 0
-        self.hit = ""
-
-    def during(self, work: Callable[[], Any], n: int = -1, error: int = errno.ENOENT) -> Any:
-        """Do something, and fail its n-th read."""
-        self.is_counting, self.seen, self._left, self._error = True, 0, n, error
-        try:
-            return work()
-        finally:
-            self.is_counting = False
-
-    def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def attempt(what: Any = ".", *how: Any, **named: Any) -> Any:
-            if self.is_counting and self._is_below(what):
-                self.seen += 1
-                if self.seen - 1 == self._left:
-                    self.hit = str(what)
-                    raise OSError(self._error, os.strerror(self._error))
-            found = call(what, *how, **named)
-            if isinstance(found, int) and not isinstance(what, int) and self._is_below(what):
-                self._fds.add(found)
-            return found
-
-        return attempt
-
-    def _is_below(self, what: Any) -> bool:
-        if isinstance(what, int):
-            return what in self._fds
-        return f"{os.fspath(what)}/".startswith(self._root)
 
 
 class Machine:
@@ -198,7 +154,7 @@ def test_a_read_that_fails_while_a_server_is_found_leaves_it_to_be_found_later(
 
     for n in range(0, total, step):
         machine = Machine(tmp_path / str(n))
-        reads = Reads(machine.node.tree.root, monkeypatch)
+        reads.move(machine.node.tree.root)
         reads.during(machine.look, n, error)
         for _ in range(2):
             machine.look(31.0)
