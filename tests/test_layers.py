@@ -30,6 +30,7 @@ ALLOWED: Mapping[str, str] = {
     "startup": "",
     "bell": "",
     "allocator": "",
+    "call_filter": "",
     "children": "",
     "rights": "",
     "heartbeat": "",
@@ -173,7 +174,7 @@ ALLOWED: Mapping[str, str] = {
     "recordings.rebuild": "model signals config startup derived recordings.format recordings.scrapes",
     "recordings.record": "model strict_yaml config frameworks assembly recordings.format",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
-    "serve": "allocator model strict_yaml frameworks assembly daemon exposition presentation memory state_file"
+    "serve": "allocator call_filter model strict_yaml frameworks assembly daemon exposition presentation memory state_file"
     " heartbeat web.*",
     "drill": "model strict_yaml config",
     "rules": "strict_yaml config",
