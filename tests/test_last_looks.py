@@ -14,7 +14,7 @@ from feed import CardFigures, Feed, SayingAgain, server
 from stallwatch import signals
 from stallwatch.model import Reading
 from stallwatch.server_timeline import ServerTimeline
-from stallwatch.timeline import MIB, Timeline
+from stallwatch.timeline import MIB, Timeline, news_of
 from stallwatch.tracks import Track, put_again
 
 SOURCES: dict[str, Callable[[Feed], list[Reading]]] = {
@@ -122,7 +122,7 @@ def live(seed: int, looks: int, each: Callable[[str, list[Reading], tuple[Readin
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_is_known_is_the_same_as_if_all_were_put_at_each_look(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, relying, counts = Timeline(), Timeline(), Counter[str]()
+    whole, relying, counts, before = Timeline(), Timeline(), Counter[str](), dict[str, tuple[Reading, ...]]()
 
     def counted(tracks: tuple[Track, ...], at: float, interval: float, measured: float) -> None:
         counts["tracks"] += len(tracks)
@@ -135,7 +135,8 @@ def test_what_is_known_is_the_same_as_if_all_were_put_at_each_look(seed: int, mo
             if source == "processes":
                 timeline.see([feed.server], at)
         whole.put(anew, at, 5.0, at + 0.1)
-        relying.put(same, at, 5.0, at + 0.1, source)
+        relying.put(same, at, 5.0, at + 0.1, source, news_of(before.get(source, ()), same))
+        before[source] = same
         if source == "processes":
             assert known_of(relying) == known_of(whole)
 
@@ -144,88 +145,100 @@ def test_what_is_known_is_the_same_as_if_all_were_put_at_each_look(seed: int, mo
     assert counts["tracks"] > 1000  # else nothing was relied on
 
 
-def once_more(timeline: Timeline, readings: tuple[Reading, ...], *moments: float) -> None:
-    for at in moments:
-        timeline.put(readings, at, 5.0, source="logs")
+class Run:
+    """A source that looks at logs, and what it says of a server."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self.timeline.see([server()], 0.0)
+        self._before: tuple[Reading, ...] = ()
+
+    def once_more(self, readings: tuple[Reading, ...], *moments: float) -> None:
+        for at in moments:
+            self.timeline.put(readings, at, 5.0, source="logs", news=news_of(self._before, readings))
+            self._before = readings
+
+    def track(self, name: str = "log") -> Track | None:
+        found = self.timeline.of("s")
+        assert found is not None
+        return found.track(signals.LOG_BYTES, "s", name)
+
+    def read_at(self, name: str = "log") -> float | None:
+        track = self.track(name)
+        return None if track is None else track.read_at
 
 
 def a_log(of: float = 1.0, name: str = "log") -> Reading:
     return signals.LOG_BYTES.read(of, "s", name)
 
 
-def seen() -> Timeline:
-    timeline = Timeline()
-    timeline.see([server()], 0.0)
-    return timeline
-
-
-def read_at(timeline: Timeline, name: str = "log") -> float | None:
-    found = timeline.of("s")
-    assert found is not None
-    track = found.track(signals.LOG_BYTES, "s", name)
-    return None if track is None else track.read_at
-
-
 def test_a_series_that_is_not_said_any_more_is_as_old_as_its_last_look() -> None:
-    timeline, log, other = seen(), a_log(), a_log(name="other")
-    once_more(timeline, (log, other), 5.0, 10.0)
-    once_more(timeline, (log,), 15.0)
-    once_more(timeline, (log,), 20.0)
+    run, log, other = Run(), a_log(), a_log(name="other")
+    run.once_more((log, other), 5.0, 10.0)
+    run.once_more((log,), 15.0, 20.0)
 
-    assert read_at(timeline) == 20.0
-    assert read_at(timeline, "other") == 10.0
+    assert (run.read_at(), run.read_at("other")) == (20.0, 10.0)
 
 
 def test_a_series_in_the_place_of_another_is_put_and_the_other_is_not() -> None:
-    timeline = seen()
-    once_more(timeline, (a_log(),), 5.0, 10.0)
-    once_more(timeline, (a_log(name="other"),), 15.0)
+    run = Run()
+    run.once_more((a_log(),), 5.0, 10.0)
+    run.once_more((a_log(name="other"),), 15.0)
 
-    assert (read_at(timeline), read_at(timeline, "other")) == (10.0, 15.0)
+    assert (run.read_at(), run.read_at("other")) == (10.0, 15.0)
+
+
+def test_what_changed_is_told_and_all_of_it_when_there_are_other_series_or_another_start() -> None:
+    log, grown, other, start = a_log(), a_log(2.0), a_log(name="other"), signals.SERVER_START.read(1.0, "s")
+
+    assert news_of((log, other), (log, other)) == []
+    assert news_of((log, other), (grown, other)) == [grown]
+    assert news_of((log, other), (log,)) is None
+    assert news_of((log, other), (other, log)) is None
+    assert news_of((log, start), (grown, start)) == [grown]
+    assert news_of((log, start), (log, signals.SERVER_START.read(2.0, "s"))) is None
 
 
 def test_what_another_source_says_leaves_alone_what_this_one_said() -> None:
-    timeline, log = seen(), (a_log(),)
-    once_more(timeline, log, 5.0)
-    timeline.put((), 10.0, 5.0, source="node")
-    assert read_at(timeline) == 5.0
+    run, log = Run(), (a_log(),)
+    run.once_more(log, 5.0)
+    run.timeline.put((), 10.0, 5.0, source="node", news=[])
+    assert run.read_at() == 5.0
 
-    once_more(timeline, log, 15.0)
-    assert read_at(timeline) == 15.0
+    run.once_more(log, 15.0)
+    assert run.read_at() == 15.0
 
 
 def test_a_server_that_was_forgotten_or_began_anew_is_told_of_what_is_said_again() -> None:
-    timeline, log = seen(), (a_log(),)
-    once_more(timeline, log, 5.0, 10.0)
-    timeline.see([server(started_at=server().started_at + 60)], 12.0)
-    assert read_at(timeline) is None
-    once_more(timeline, log, 15.0)
-    assert read_at(timeline) == 15.0
+    run, log = Run(), (a_log(),)
+    run.once_more(log, 5.0, 10.0)
+    run.timeline.see([server(started_at=server().started_at + 60)], 12.0)
+    assert run.read_at() is None
+    run.once_more(log, 15.0)
+    assert run.read_at() == 15.0
 
-    timeline.forget("s")
-    timeline.see([server()], 17.0)
-    once_more(timeline, log, 20.0)
-    assert read_at(timeline) == 20.0
+    run.timeline.forget("s")
+    run.timeline.see([server()], 17.0)
+    run.once_more(log, 20.0)
+    assert run.read_at() == 20.0
 
 
 def test_a_series_that_was_taken_away_comes_again_when_sources_are_looked_at_anew() -> None:
-    timeline, log = seen(), (a_log(),)
-    once_more(timeline, log, 5.0, 10.0)
-    found = timeline.of("s")
+    run, log = Run(), (a_log(),)
+    run.once_more(log, 5.0, 10.0)
+    found = run.timeline.of("s")
     assert found is not None
     found.tracks.clear()
-    timeline.look_anew()
-    once_more(timeline, log, 15.0)
+    run.timeline.look_anew()
+    run.once_more(log, 15.0)
 
-    assert read_at(timeline) == 15.0
+    assert run.read_at() == 15.0
 
 
 def test_a_series_that_is_said_twice_is_what_was_said_last() -> None:
-    timeline, twice = seen(), (a_log(1.0), a_log(2.0))
-    once_more(timeline, twice, 5.0, 10.0)
-    found = timeline.of("s")
-    assert found is not None
-    track = found.track(signals.LOG_BYTES, "s", "log")
+    run = Run()
+    run.once_more((a_log(1.0), a_log(2.0)), 5.0, 10.0)
+    track = run.track()
 
     assert track is not None
     assert (track.value, track.read_at) == (2.0, 10.0)

@@ -35,7 +35,7 @@ from stallwatch.model import LogCounts, LogSums, ProcessId, RankName, Reading, R
 from stallwatch.presentation import document as document_of
 from stallwatch.restarts import Restarts
 from stallwatch.server_timeline import MOST_STEPS, Steps
-from stallwatch.timeline import FLOORS, MIB
+from stallwatch.timeline import FLOORS, MIB, news_of
 from stallwatch.tracks import Track
 
 NAME = "sglang-8000@secret-unit"
@@ -58,10 +58,14 @@ class Run(Feed):
     sums: Mapping[str, Iterable[LogSums]] = field(default_factory=dict)
     names: tuple[RankName, ...] = ()
     again: SayingAgain = field(default_factory=SayingAgain)
+    before: dict[str, tuple[Reading, ...]] = field(default_factory=dict)
 
     def put(self, readings: Iterable[Reading], t: float, source: str = "") -> None:
-        found = self.memory.settle(self.timeline, self.again(source, readings), t)
-        self.timeline.put(found, t, self.interval, t + self.skipped, source)
+        said = self.again(source, readings)
+        news = news_of(self.before.get(source, ()), said)
+        self.before[source] = said
+        found = self.memory.settle(self.timeline, said, t)
+        self.timeline.put(found, t, self.interval, t + self.skipped, source, news)
 
     def processes(self, t: float, *, io: bool = True, measured: float | None = None) -> None:
         self.timeline.see([self.server], t)
@@ -469,7 +473,7 @@ def test_what_a_source_said_before_a_server_was_found_again_is_put_as_a_whole_wh
     after.timeline.put(said, 1305.0, TICK, source="logs")
     for t in (1310.0, 1315.0 + HISTORY_SECONDS, 1320.0 + HISTORY_SECONDS):
         after.processes(t)  # and after the last of them nothing is awaited any more
-    after.timeline.put(said, 1325.0 + HISTORY_SECONDS, TICK, source="logs")
+    after.timeline.put(said, 1325.0 + HISTORY_SECONDS, TICK, source="logs", news=[])
     track = after.now.track(signals.LOG_BYTES, NAME, "log")
 
     assert track is not None

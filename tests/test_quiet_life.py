@@ -47,9 +47,17 @@ class Reminded(Timeline):
 
     memory: Memory
 
-    def put(self, readings: Any, at: float, interval: float, measured: float | None = None, source: str = "") -> None:
+    def put(
+        self,
+        readings: Any,
+        at: float,
+        interval: float,
+        measured: float | None = None,
+        source: str = "",
+        news: list[Reading] | None = None,
+    ) -> None:
         found: Iterator[Reading] = iter(self.memory.settle(self, readings, at))
-        super().put(found, at, interval, measured, source)
+        super().put(found, at, interval, measured, source, news)
 
 
 class Process(Replay):

@@ -39,7 +39,7 @@ from .server_timeline import ServerTimeline
 from .sources import Host
 from .sources.logs.collector import Logs
 from .sources.procfs import CLOCK_TICKS
-from .timeline import Timeline
+from .timeline import Timeline, news_of
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Daemon:
         self._latest: dict[str, Result] = {}
         self._seen_roots: set[ProcessId] = set()
         self._awaited: set[str] = set()  # sources woken for a new server, whose next result ticks at once
-        self._arrivals: dict[tuple[str, str], tuple[float, float]] = {}  # log -> its last line as Unix time, when seen
+        self._arrivals: dict[tuple[str, ...], tuple[float, float]] = {}  # log -> its last line as Unix time, when seen
         self._now = 0.0
         self._config_reload = (True, wall())
         self.report: Report | None = None
@@ -234,8 +234,9 @@ class Daemon:
         before, self._latest[result.source] = self._latest.get(result.source), result
         at = self._clock.of(result.finished, earliest)
         is_news = before is None or result.readings is not before.readings
+        news = None if before is None else news_of(before.readings, result.readings)
         if result.source == Logs.name and result.error is None and is_news:
-            self._note_arrivals(result, at)
+            self._note_arrivals(result, news, at)
         if result.servers is not None:
             self._timeline.see(result.servers, at)
             self._recall(result.servers, at, result.finished)
@@ -247,7 +248,7 @@ class Daemon:
         readings: Iterable[Reading] = result.readings
         if self._memory is not None:
             readings = self._memory.settle(self._timeline, readings, at)
-        self._timeline.put(readings, at, interval, result.finished, result.source)
+        self._timeline.put(readings, at, interval, result.finished, result.source, news)
         pause = result.finished - at
         events = (replace(event, at=event.at - pause) for event in result.events) if pause else result.events
         self._timeline.tell(events)
@@ -357,21 +358,23 @@ class Daemon:
         interval = max(self.config.intervals.of(result.source), self.config.intervals.tick)
         return result.error is None and monotonic - result.finished <= RESULTS_CURRENT_INTERVALS * interval
 
-    def _note_arrivals(self, result: Result, at: float) -> None:
+    def _note_arrivals(self, result: Result, news: Iterable[Reading] | None, at: float) -> None:
         """When the last line of each log came, by the Unix time of the very look that saw it first.
 
-        The wall clock may step between that look and the next one, or the tick.
+        The wall clock may step between that look and the next one, or the tick.  `news`: see `news_of`.
         """
-        arrivals, wall = {}, result.wall or 0.0
-        for reading in result.readings:
-            if reading.signal.name != LAST_LINE or reading.value is None:
+        before, wall = self._arrivals, result.wall or 0.0
+        self._arrivals = arrivals = {} if news is None else before
+        for reading in result.readings if news is None else news:
+            if reading.signal.name != LAST_LINE:
                 continue
-            server, name = reading.labels
-            known = self._arrivals.get((server, name))
-            if known is None or known[0] != reading.value:
-                known = reading.value, at - max(0.0, wall - reading.value)
-            arrivals[server, name] = known
-        self._arrivals = arrivals
+            known = before.get(reading.labels)
+            if reading.value is None:
+                arrivals.pop(reading.labels, None)
+            elif known is None or known[0] != reading.value:
+                arrivals[reading.labels] = reading.value, at - max(0.0, wall - reading.value)
+            else:
+                arrivals[reading.labels] = known
 
     def _silences(self, results: Iterable[Result]) -> list[Reading]:
         """Ages of the logs as of this Report; no step of the wall clock changes them."""

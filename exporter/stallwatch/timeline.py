@@ -90,27 +90,33 @@ class Batch:
 
 @dataclass(slots=True)
 class LastLook:
-    """What a source said at its last look, reading by reading, and what there is to do where it says it again.
+    """What there is to do with what a source said at its last look, where it says it again.
 
     Thrown away when it says anything of other series, and when series were taken away (Timeline.look_anew).
     """
 
-    readings: tuple[Reading, ...]
     standing: tuple[Track, ...]  # what needs no more than `put_again`
     always: tuple[int, ...]  # which readings are put whether they changed or not
     batch: Batch
 
-    def news(self, readings: tuple[Reading, ...]) -> list[Reading] | None:
-        """Those that are not the very same as before, and those that are put always; None when they are of other
-        series than before, or of another start."""
-        if len(readings) != len(self.readings):
+    def to_put(self, readings: tuple[Reading, ...], news: list[Reading]) -> list[Reading]:
+        ids = set(map(id, news))
+        again = [reading for index in self.always if id(reading := readings[index]) not in ids]
+        return [*again, *news]
+
+
+def news_of(before: tuple[Reading, ...], readings: tuple[Reading, ...]) -> list[Reading] | None:
+    """Which readings of a look are not the very same as in the look before; None where they are of other series, or of
+    another start."""
+    if readings is before:
+        return []
+    if len(readings) != len(before):
+        return None
+    pairs = [(old, new) for old, new in zip(before, readings, strict=True) if old is not new]
+    for old, new in pairs:
+        if old.signal is not new.signal or old.labels != new.labels or new.signal is signals.SERVER_START:
             return None
-        changed = [(old, new) for old, new in zip(self.readings, readings, strict=True) if old is not new]
-        for old, new in changed:
-            if old.signal is not new.signal or old.labels != new.labels or new.signal is signals.SERVER_START:
-                return None
-        again = [new for index in self.always if (new := readings[index]) is self.readings[index]]
-        return [*again, *(new for _, new in changed)]
+    return [new for _, new in pairs]
 
 
 class Timeline:
@@ -180,26 +186,31 @@ class Timeline:
         return current
 
     def put(
-        self, readings: Iterable[Reading], at: float, interval: float, measured: float | None = None, source: str = ""
+        self,
+        readings: Iterable[Reading],
+        at: float,
+        interval: float,
+        measured: float | None = None,
+        source: str = "",
+        news: list[Reading] | None = None,
     ) -> None:
         """Take the readings of one result.  `interval`: how often that source looks, in seconds.
 
         `measured`: the same moment on a clock that counts our own pauses too (default: there was none).
-        `source`: whose look it is; of a tuple of readings those that are the very same as at its look before are not
-        worked out again.
+        `source`: whose look it is, of a tuple of readings; `news`: those that changed since its look before, see
+        `news_of`.  With both, what did not change is not worked out again.
         """
         look = Look(at, interval, at if measured is None else measured)
         last = self._last_looks.pop(source, None)
         known = readings if source and isinstance(readings, tuple) else None
-        news = last.news(known) if last is not None and known is not None else None
         if last is None or known is None or news is None:
             batch = Batch()
             self._put_all(readings, look, batch)
             if known is not None and (last := self._last_look(known, batch)) is not None:
                 self._last_looks[source] = last
         else:
-            self._last_looks[source], last.readings, batch = last, known, last.batch
-            self._put_all(news, look, batch)
+            self._last_looks[source], batch = last, last.batch
+            self._put_all(last.to_put(known, news), look, batch)
             put_again(last.standing, at, interval, look.measured)
         self._conclude(look, batch)
 
@@ -220,7 +231,7 @@ class Timeline:
                 standing.append(track)
             elif name not in _OF_BATCHES:
                 always.append(index)
-        return LastLook(readings, tuple(standing), tuple(always), batch)
+        return LastLook(tuple(standing), tuple(always), batch)
 
     def _standing(self, reading: Reading) -> Track | None:
         """The series of a reading which means nothing when it comes again, but that it still holds."""
