@@ -97,7 +97,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.locks_child": "sources.blocking_child",
     "sources.gpus.collector": "model signals config sources sources.gpus.faults sources.gpus.owners"
     " sources.gpus.unowned"
-    " sources.gpus.nvml_child sources.procfs sources.gpus.xid sources.gpus.xid_log",
+    " sources.gpus.nvml_child sources.procfs sources.gpus.xid sources.gpus.xid_log sources.told",
     "sources.gpus.faults": "model sources.gpus.xid",
     "sources.gpus.owners": "model sources.gpus.nvml_child sources.procfs",
     "sources.gpus.unowned": "sources.gpus.owners sources.procfs",
@@ -174,8 +174,8 @@ ALLOWED: Mapping[str, str] = {
     "recordings.rebuild": "model signals config startup derived recordings.format recordings.scrapes",
     "recordings.record": "model strict_yaml config frameworks assembly recordings.format",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
-    "serve": "allocator call_filter model strict_yaml frameworks assembly daemon exposition presentation memory state_file"
-    " heartbeat web.*",
+    "serve": "allocator call_filter model strict_yaml frameworks assembly daemon exposition presentation memory"
+    " state_file heartbeat web.*",
     "drill": "model strict_yaml config",
     "rules": "strict_yaml config",
     "cli": ". strict_yaml config log_format frameworks assembly serve check catalogue"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stallwatch.drill.nvml_standin import NoCompilerError, build
@@ -61,6 +62,19 @@ def test_serve_outlives_a_driver_that_hangs_and_ends_when_it_is_told_to(tmp_path
         finally:
             cards.clear()
             watcher.end()
+
+
+def test_serve_is_under_a_filter_of_its_own_wherever_it_runs_and_so_are_its_children(
+    tmp_path: Path, cards: Cards
+) -> None:
+    with Exporter(tmp_path, environment=cards.environment()) as watcher:
+        used = "stallwatch_gpu_memory_used_bytes"
+        wait_until(lambda: watcher.watch.last().values(used), PATIENCE, f"cards\n{watcher.tail()}", 0.2)
+        children = psutil.Process(watcher.pid).children(recursive=True)
+        told = [Path(f"/proc/{pid}/status").read_text() for pid in (watcher.pid, *(one.pid for one in children))]
+
+    assert children
+    assert ["Seccomp:\t2" in one for one in told] == [True] * len(told)
 
 
 @pytest.mark.parametrize("words", [["check", "--for", "3s"], ["record", "--for", "3s", "--out", "x.jsonl"]])
