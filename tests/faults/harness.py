@@ -1,20 +1,23 @@
 """The real exporter beside things that are made to fail, and what /metrics says the whole time.
 
 `Exporter` scrapes itself four times a second in a thread of its own.  A case is over when it could say what was seen
-meanwhile and afterwards; at the end every scrape must have been answered within a second, whatever happened.
+meanwhile and afterwards; at the end every scrape must have been answered within a second, and with a page, whatever
+happened: but for the time in which the kernel let the exporter's threads, or ours, wait for a CPU.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from pathlib import Path
 
 import psutil
@@ -26,10 +29,12 @@ TICK, LOOK = 0.5, 0.5
 WINDOW, STALL_AFTER = 3.0, 8.0
 SCRAPE_SECONDS = 0.25
 SLOWEST_SCRAPE = 1.0
-"""No scrape may take longer, whatever is broken, but for a few on a machine that is busy with the breaking."""
+"""No scrape may take longer, whatever is broken, but for what is waited for a CPU."""
+OLD_SECONDS = 3 * TICK
+"""A report that is older is refused: none may be, but for the same."""
 SLOW_SHARE = 0.04
-LATE_SHARE = 0.15
-"""Scrapes that may be refused because the last tick is three ticks old: half-second ticks on a busy machine."""
+LATE_SHARE = 0.1
+"""Of the scrapes, on a machine that is busy with the breaking: more are too many however long was waited."""
 
 TIMES = f"""\
 verdict: {{window: {WINDOW:g}s, stall_after: {STALL_AFTER:g}s, suspect_after: 40s, serve_stall_after: {STALL_AFTER:g}s}}
@@ -40,6 +45,9 @@ CONFIG = TIMES + "discovery: {frameworks: [llamacpp]}\n"
 """Only the victims are watched, whatever else runs on the machine."""
 ALONE = TIMES + "discovery: {enabled: false}\n"
 """For cases that name their servers."""
+
+ROUNDED = 0.1
+"""Seconds: times are said to a tenth."""
 
 PATIENCE = 60.0
 """For what has to come at last, on a machine that is busy with other things, too: how soon is not what is claimed."""
@@ -56,6 +64,8 @@ class Scrape:
     seconds: float
     status: int
     page: str
+    waited: float = 0.0
+    """Seconds so far, since the first one, for which the exporter's threads, and ours, waited for a CPU."""
 
     @cached_property
     def samples(self) -> Mapping[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -78,13 +88,78 @@ class Scrape:
 
     def state(self, server: str) -> str:
         """The server's state; "" when it is not known."""
-        name = "stallwatch_server_state"
-        found = (dict(has) for (found, has), value in self.samples.items() if found == name and value)
-        return next((labels["state"] for labels in found if labels["server"] == server), "")
+        return self._said("state", server)
+
+    def reason(self, server: str) -> str:
+        return self._said("reason", server)
+
+    def _said(self, what: str, server: str) -> str:
+        found = (
+            dict(has) for (found, has), value in self.samples.items() if found == f"stallwatch_server_{what}" and value
+        )
+        return next((labels[what] for labels in found if labels["server"] == server), "")
 
     def failed(self) -> set[str]:
         """Collectors whose last read failed, or that have not read yet."""
         return {name for name in COLLECTORS if self.value("collector_success", collector=name) != 1}
+
+    def is_late(self, collector: str, interval: float) -> bool:
+        """Whether what the collector's last look read may be three intervals old, and is rightly left out."""
+        now = self.value("report_timestamp_seconds")
+        then = self.value("collector_last_success_timestamp_seconds", collector=collector)
+        took = self.value("collector_duration_seconds", collector=collector)
+        return now is None or then is None or took is None or now - then + took > 3 * interval - ROUNDED
+
+    @property
+    def age(self) -> float:
+        """Of a page that was refused: how old the report was."""
+        found = re.search(r"the last report is ([0-9.]+) s old, .* not served as new", self.page)
+        return float(found[1]) if found else inf
+
+
+@dataclass(slots=True)
+class CpuWaits:
+    """How long was waited for a CPU: by the threads of a process and its children, by whoever asks, and by our host."""
+
+    pid: int
+    _seen: dict[str, float] = field(default_factory=dict)
+    _seconds: float = 0.0
+    _asking: threading.Lock = field(default_factory=threading.Lock)
+
+    def look(self) -> float:
+        """Seconds since the first look; of a thread that came since, all of its."""
+        with self._asking:
+            ours = {"host": stolen_seconds()} | waits([f"/proc/self/task/{threading.get_native_id()}"])
+            theirs = waits(self._tasks())
+            known = ours | (self._seen or theirs)
+            now = ours | theirs
+            self._seconds += sum(max(0.0, seconds - known.get(each, 0.0)) for each, seconds in now.items())
+            self._seen |= now
+            return self._seconds
+
+    def _tasks(self) -> list[str]:
+        """A prefix may start the exporter as its child."""
+        found = []
+        with suppress(OSError):
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            for pid in (str(self.pid), *children):
+                found += [f"/proc/{pid}/task/{task}" for task in os.listdir(f"/proc/{pid}/task")]
+        return found
+
+
+def waits(tasks: Sequence[str]) -> dict[str, float]:
+    """Folder of a thread -> seconds for which it could run and did not; threads that are gone are left out."""
+    found = {}
+    for folder in tasks:
+        with suppress(OSError, IndexError):
+            found[folder] = int(Path(folder, "schedstat").read_text().split()[1]) / 1e9
+    return found
+
+
+def stolen_seconds() -> float:
+    """What the host of a virtual machine kept from it so far."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
@@ -92,6 +167,7 @@ class Scrapes:
     """What was seen so far, oldest first."""
 
     url: str
+    waits: CpuWaits | None = None
     history: list[Scrape] = field(default_factory=list)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -112,10 +188,18 @@ class Scrapes:
     def look(self) -> Scrape:
         at, begun = time.time(), time.monotonic()
         status, page = fetch(f"{self.url}/metrics")
-        scrape = Scrape(at, time.monotonic() - begun, status, page)
+        seconds = time.monotonic() - begun
+        scrape = Scrape(at, seconds, status, page, self.waits.look() if self.waits is not None else 0.0)
         if not self._stopping.is_set():
             self.history.append(scrape)
         return scrape
+
+    def waited(self, number: int, seconds: float) -> float:
+        """How long was waited for a CPU in so many seconds before the end of a scrape, its number in the history."""
+        scrape = self.history[number]
+        begun = scrape.at + scrape.seconds - seconds
+        before = [earlier.waited for earlier in self.history[:number] if earlier.at + earlier.seconds <= begun]
+        return scrape.waited - (before[-1] if before else 0.0)
 
     def since(self, at: float) -> list[Scrape]:
         """Pages asked for after a moment (Unix time)."""
@@ -159,6 +243,7 @@ class Exporter(Program):
             return fetch(f"{self.url}/-/ready")[0] == 200
 
         wait_until(answers, PATIENCE, f"an exporter that is ready\n{self.tail()}")
+        self.scrapes.waits = CpuWaits(self.pid)
         self.scrapes.start()
 
     def end(self, patience: float = 10.0) -> None:
@@ -182,12 +267,16 @@ class Exporter(Program):
         self.process.terminate()
 
     def check_scrapes(self) -> None:
-        """All were answered, soon, and few of them with the refusal of an old report."""
-        history = self.scrapes.history
-        slow = [(scrape.status, scrape.seconds) for scrape in history if scrape.seconds >= SLOWEST_SCRAPE]
-        assert len(slow) <= 1 + SLOW_SHARE * len(history), f"slow scrapes: {slow[:5]} of {len(history)}"
+        """All were answered, soon, and with a page, but for what was waited for a CPU; and that is seldom."""
+        history, waited = self.scrapes.history, self.scrapes.waited
+        slow = {n: scrape.seconds for n, scrape in enumerate(history) if scrape.seconds >= SLOWEST_SCRAPE}
+        late = {n: scrape.age for n, scrape in enumerate(history) if scrape.status != 200}
+        for found, most in ((slow, SLOWEST_SCRAPE), (late, OLD_SECONDS + ROUNDED)):
+            ours = {n: (seconds, waited(n, seconds)) for n, seconds in found.items()}
+            wrong = {n: times for n, times in ours.items() if times[0] - times[1] > most}
+            assert not wrong, f"of {len(history)}, too slow or refused (seconds, for a CPU): {wrong}"
         assert {scrape.status for scrape in history} <= {200, 503}
-        late = [scrape for scrape in history if scrape.status == 503]
+        assert len(slow) <= 1 + SLOW_SHARE * len(history), f"slow scrapes: {slow} of {len(history)}"
         assert len(late) <= LATE_SHARE * len(history), f"{len(late)} of {len(history)} were refused"
 
     # --- what it says -------------------------------------------------------------------------------------------
@@ -268,9 +357,19 @@ def tell(order: Path, word: str) -> None:
     new.replace(order)
 
 
-def mostly_holds(pages: Sequence[Scrape], condition: Callable[[Scrape], object], what: str) -> None:
-    """For what is there: on a busy machine a reading may be too old for a moment, and then it is rightly left out."""
+def holds_in_time(
+    pages: Sequence[Scrape],
+    condition: Callable[[Scrape], object],
+    what: str,
+    collector: str = "threads",
+    interval: float = 1.0,
+) -> None:
+    """For what a collector reads: on every page, but for those on which its last look is three intervals ago.
+
+    On a busy machine that may be so for a moment.
+    """
     wrong = [page for page in pages if not condition(page)]
+    all_hold(wrong, lambda page: page.is_late(collector, interval), f"{what}, though the look was in time")
     assert len(wrong) <= len(pages) / 3, f"{what}: not on {len(wrong)} of {len(pages)} pages"
 
 

@@ -20,7 +20,7 @@ from e2e.harness import fetch, wait_until
 from stallwatch.config import Limits
 from stallwatch.state_file import CORRUPT, StateFolder
 
-from .harness import CONFIG, PATIENCE, QUICK_STATE, Exporter, Scrape, Victim, all_hold, mostly_holds
+from .harness import CONFIG, PATIENCE, QUICK_STATE, Exporter, Scrape, Victim, all_hold, holds_in_time
 from .test_processes import AS_NOBODY, MOST_LOOK_SECONDS, duration
 
 pytestmark = pytest.mark.faults
@@ -46,7 +46,7 @@ def test_a_thousand_names_that_change_every_second_are_nobody_elses_loss(folder:
         more = psutil.Process(exporter.pid).memory_info().rss - memory
         after = exporter.wait_for_server(well.name)
 
-    mostly_holds(meanwhile, lambda page: page.value("threads", server=well.name) == 1, "the honest one is watched")
+    holds_in_time(meanwhile, lambda page: page.value("threads", server=well.name) == 1, "the honest one is watched")
     all_hold(meanwhile, lambda page: page.state(well.name) in ("working", "quiet", "stalled"), "and judged")
     all_hold(meanwhile, lambda page: servers(page) <= Limits().servers, "no more than there is room for")
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
@@ -186,5 +186,5 @@ def test_a_fifo_in_place_of_the_configuration_holds_nobody_up(folder: Path, vict
 
     assert exporter.said("no regular file") == 1
     assert (started.returncode, "no regular file" in started.stderr) == (2, True)
-    mostly_holds(meanwhile, lambda page: page.value("threads", server=server.name), "the server is watched as before")
+    holds_in_time(meanwhile, lambda page: page.value("threads", server=server.name), "the server is watched as before")
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")

@@ -21,7 +21,7 @@ import pytest
 from e2e.harness import wait_until
 from stallwatch.state_file import StateFolder
 
-from .harness import PATIENCE, QUICK_STATE, Exporter, Scrape, Victim, all_hold, mostly_holds
+from .harness import PATIENCE, QUICK_STATE, Exporter, Scrape, Victim, all_hold, holds_in_time
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("as_root")]
 
@@ -40,7 +40,7 @@ def test_with_few_descriptors_everything_is_read_and_nothing_is_kept(folder: Pat
         pages = exporter.rest(3.0)
         assert exporter.open_files < FEW
     all_hold(pages, lambda page: not page.failed(), "every collector works")
-    mostly_holds(pages, lambda page: page.value("threads", server=many.name) == 301, "all threads are counted")
+    holds_in_time(pages, lambda page: page.value("threads", server=many.name) == 301, "all threads are counted")
     assert not pages[-1].value("read_errors_total", reason="error")
 
 
@@ -154,7 +154,7 @@ def test_when_fork_fails_known_servers_are_watched_and_new_ones_come_later(folde
         wait_until(lambda: exporter.said("configuration reloaded") == 1, PATIENCE, "a reload")
     assert exporter.said("configuration not reloaded") == 1
     assert meanwhile[-1].value("config_last_reload_successful") == 0
-    mostly_holds(meanwhile, lambda page: page.value("threads", server=known.name) == 1, "the known one is watched")
+    holds_in_time(meanwhile, lambda page: page.value("threads", server=known.name) == 1, "the known one is watched")
     all_hold(meanwhile, lambda page: not page.state(new.name), "the new one is not known yet")
     assert said >= 1
     assert meanwhile[-1].value("read_errors_total", collector="processes", reason="error")

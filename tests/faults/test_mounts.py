@@ -14,7 +14,7 @@ import pytest
 from e2e.harness import fetch, wait_until
 
 from .fuse_folder import FuseFolder
-from .harness import PATIENCE, QUICK_STATE, Exporter, Scrape, Victim, all_hold, mostly_holds
+from .harness import PATIENCE, QUICK_STATE, Exporter, Scrape, Victim, all_hold, holds_in_time
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("as_root", "fuse")]
 
@@ -62,7 +62,7 @@ def test_a_dead_mount_below_a_log_stops_that_log_only(folder: Path, victim: Path
     errors = [page.value("read_errors_total", collector="logs", reason="timeout") or 0 for page in meanwhile]
     assert errors[-1] > errors[0]
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
-    mostly_holds(meanwhile, lambda page: page.value("threads", server=sick.name) == 1, "threads are counted")
+    holds_in_time(meanwhile, lambda page: page.value("threads", server=sick.name) == 1, "threads are counted")
     all_hold(meanwhile, lambda page: page.state(sick.name) in ("working", "unknown", "quiet"), "no verdict from it")
 
 
@@ -149,7 +149,7 @@ def test_a_working_directory_on_a_dead_mount_is_never_touched(folder: Path, vict
             exporter.wait_for_server(second.name)  # a helper was started from the dead directory
             meanwhile = exporter.rest(3.0)
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
-    mostly_holds(meanwhile, lambda page: page.value("threads", server=server.name) == 1, "the server is watched")
+    holds_in_time(meanwhile, lambda page: page.value("threads", server=server.name) == 1, "the server is watched")
     assert not meanwhile[-1].value("read_errors_total", reason="timeout")
 
 

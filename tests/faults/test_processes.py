@@ -21,7 +21,7 @@ import pytest
 from e2e.harness import wait_until
 
 from .fuse_folder import FuseFolder
-from .harness import CONFIG, PATIENCE, Exporter, Scrape, Victim, all_hold, mostly_holds
+from .harness import CONFIG, PATIENCE, Exporter, Scrape, Victim, all_hold, holds_in_time
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("as_root")]
 
@@ -68,11 +68,11 @@ def test_a_process_that_holds_its_mmap_lock_is_watched_all_the_same(folder: Path
             after = exporter.wait_for("the sick one", lambda page: page.value("threads", server=sick.name) == 3)
 
     names = (sick.name, well.name, second.name)
-    mostly_holds(
+    holds_in_time(
         meanwhile, lambda page: all(page.value("threads", server=name) for name in names), "threads of all three"
     )
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
-    mostly_holds(meanwhile, lambda page: page.value("process_resident_memory_bytes", server=sick.name), "its memory")
+    holds_in_time(meanwhile, lambda page: page.value("process_resident_memory_bytes", server=sick.name), "its memory")
     assert any("disk" in page.labels("threads", "wait") for page in meanwhile)
     assert not after.failed()
 
@@ -127,7 +127,7 @@ def test_very_many_of_them_cost_time_and_nothing_else(order: tuple[str, int], fo
         wait_until(lambda: exporter.open_files <= descriptors + 20, PATIENCE, "descriptors given back")
 
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
-    mostly_holds(meanwhile, lambda page: page.value("threads", server=well.name) == 1, "the other server is watched")
+    holds_in_time(meanwhile, lambda page: page.value("threads", server=well.name) == 1, "the other server is watched")
     for collector in ("processes", "threads", "sockets"):
         assert max(duration(page, collector) for page in meanwhile) < MOST_LOOK_SECONDS
     assert not before.failed() | after.failed()
