@@ -64,6 +64,7 @@ def test_a_process_that_holds_its_mmap_lock_is_watched_all_the_same(folder: Path
                 second = Victim(victim, folder / "second.log")
                 with second:  # its command line is read after the sick ones were asked for
                     exporter.wait_for_server(second.name)
+                    exporter.wait_for("its verdict", lambda page: page.reason(sick.name) == "blocked_io")
                     meanwhile = exporter.rest(3.0)
             after = exporter.wait_for("the sick one", lambda page: page.value("threads", server=sick.name) == 3)
 
@@ -72,8 +73,17 @@ def test_a_process_that_holds_its_mmap_lock_is_watched_all_the_same(folder: Path
         meanwhile, lambda page: all(page.value("threads", server=name) for name in names), "threads of all three"
     )
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
-    holds_in_time(meanwhile, lambda page: page.value("process_resident_memory_bytes", server=sick.name), "its memory")
-    assert any("disk" in page.labels("threads", "wait") for page in meanwhile)
+    holds_in_time(
+        meanwhile,
+        lambda page: page.value("process_resident_memory_bytes", server=sick.name),
+        "its memory",
+        "processes",
+        0.5,
+    )
+    holds_in_time(meanwhile, lambda page: page.value("threads", server=sick.name, wait="disk"), "where they wait")
+    all_hold(meanwhile, lambda page: page.state(sick.name) == "stalled", "its verdict, whose silence goes on")
+    holds_in_time(meanwhile, lambda page: page.reason(sick.name) == "blocked_io", "the reason of its verdict")
+    all_hold(meanwhile, lambda page: page.reason(well.name) != "blocked_io", "which is nobody else's")
     assert not after.failed()
 
 
