@@ -151,13 +151,16 @@ def test_when_fork_fails_known_servers_are_watched_and_new_ones_come_later(folde
             limit.write_text("max")
             exporter.wait_for_server(new.name)
         exporter.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: exporter.said("configuration reloaded") == 1, PATIENCE, "a reload")
-    assert exporter.said("configuration not reloaded") == 1
+        after = exporter.wait_for("a reload", lambda page: page.value("config_last_reload_successful") == 1)
+    assert [exporter.said(f"configuration {what}") for what in ("not reloaded", "reloaded")] == [1, 1]
     assert meanwhile[-1].value("config_last_reload_successful") == 0
     holds_in_time(meanwhile, lambda page: page.value("threads", server=known.name) == 1, "the known one is watched")
     all_hold(meanwhile, lambda page: not page.state(new.name), "the new one is not known yet")
-    assert said >= 1
+    all_hold(meanwhile, lambda page: not page.failed(), "every collector works with what it has")
+    assert said == 1
     assert meanwhile[-1].value("read_errors_total", collector="processes", reason="error")
+    assert not after.failed()
+    assert after.value("server_starts_total", server=new.name) == 1
 
 
 @contextmanager
