@@ -41,6 +41,17 @@ class Prometheus(Program):
         status, body = self.answer(expression)
         return list(json.loads(body)["data"]["result"]) if status == 200 else []
 
+    def samples(self, selector: str, seconds: int = 300) -> list[tuple[float, float]]:
+        """(Unix time, value) of the only series that fits, over the last seconds; oldest first."""
+        found = self.query(f"{selector}[{seconds}s]")
+        return [(float(at), float(value)) for at, value in found[0]["values"]] if found else []
+
+    def problem(self) -> str:
+        """What was wrong with the last scrape; "" when it worked."""
+        status, body = fetch(f"http://127.0.0.1:{self.port}/api/v1/targets")
+        targets = json.loads(body)["data"]["activeTargets"] if status == 200 else []
+        return str(targets[0]["lastError"]) if targets else ""
+
     def answer(self, expression: str) -> tuple[int, str]:
         """Status and body, as they come."""
         return fetch(f"http://127.0.0.1:{self.port}/api/v1/query?query={quote(expression)}")
