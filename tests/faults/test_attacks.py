@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -28,6 +30,9 @@ pytestmark = pytest.mark.faults
 TITLES = 1000
 MOST_MEMORY_BYTES = 64 << 20
 SPARSE_BYTES = 2 << 30
+GREEDY = 5
+LITTLE_ROOM_BYTES, SMALL_SEGMENT_BYTES = 4096, 88
+"""What the kernel keeps for a client on our side grows with its segments: with these it is some 20 KB."""
 LINE = "llama_model_loader: loaded meta data\n"
 
 
@@ -167,6 +172,50 @@ def test_one_place_is_enough_for_many_who_take_their_answers(folder: Path, victi
             each.join(PATIENCE)
 
     assert statuses == {200: 100}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [(("--web.max-requests", "1"), {200: 1, 503: GREEDY - 1}), ((), {200: GREEDY})],
+    ids=["one", "as shipped"],
+)
+def test_answers_beyond_those_that_may_be_in_flight_are_refused(
+    flags: tuple[str, ...], expected: dict[int, int], folder: Path, victim: Path
+) -> None:
+    """Clients that take nothing ask at once; the answer that has lain for a tenth of a second is given up for others,
+    so that a busy machine may need more than one try.  The honest one, who takes what it asks for, is never refused."""
+    answers: list[bytes] = []
+
+    def is_as_expected() -> bool:
+        answers[:] = greedy(exporter.port)
+        return Counter(int(answer.split()[1]) for answer in answers) == expected
+
+    with ExitStack() as servers, Exporter(folder, *flags) as exporter:
+        for number in range(4):  # so that a page is longer than what the kernel keeps for such a client
+            exporter.wait_for_server(servers.enter_context(Victim(victim, folder / f"{number}.log")).name)
+        wait_until(is_as_expected, PATIENCE, f"{expected} of {GREEDY} at once")
+
+    refused = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
+    assert all(answer.endswith(b"\r\n\r\nmore than 1 requests in flight\n") for answer in refused)
+    assert not any("in flight" in scrape.page[:100] for scrape in exporter.scrapes.history)
+
+
+def greedy(port: int) -> list[bytes]:
+    """The answers to clients with little room, who ask at once and take nothing; of pages their beginnings."""
+    with ExitStack() as opened:
+        clients = [opened.enter_context(socket.socket()) for _ in range(GREEDY)]
+        for client in clients:
+            client.settimeout(PATIENCE)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LITTLE_ROOM_BYTES)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT_BYTES)
+            client.connect(("127.0.0.1", port))
+        for client in clients:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answers = [client.recv(12, socket.MSG_WAITALL) for client in clients]
+        for number, client in enumerate(clients):
+            while not answers[number].startswith(b"HTTP/1.1 200") and (more := client.recv(1000)):
+                answers[number] += more
+        return answers
 
 
 def test_a_fifo_in_place_of_the_configuration_holds_nobody_up(folder: Path, victim: Path) -> None:
