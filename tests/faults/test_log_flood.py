@@ -23,8 +23,10 @@ from .log_writer import BLOCK, LINES
 pytestmark = pytest.mark.faults
 
 BYTES_PER_SECOND = 200e6
-BURST, PACED = int(300e6) // len(BLOCK), int(100e6) // len(BLOCK)
+BURST, PACED = int(300e6) // len(BLOCK), int(400e6) // len(BLOCK)
 """Blocks.  A reader that is quick enough for the pace is behind after the burst, for many turns and some ticks."""
+ROTATED = {"never": None, "in the burst": BURST // 2}
+"""After so many blocks: a reader has most of the old file still before it."""
 BLOCKS = BURST + PACED
 WRITTEN = BLOCKS * len(BLOCK)
 
@@ -36,8 +38,8 @@ CATCH_UP_SECONDS = 180.0
 @pytest.fixture
 def memory_folder() -> Iterator[Path]:
     """Below /dev/shm: no disk takes so much."""
-    if not Path("/dev/shm").is_dir() or disk_usage("/dev/shm").free < 800e6:
-        pytest.skip("needs 0.8 GB below /dev/shm")
+    if not Path("/dev/shm").is_dir() or disk_usage("/dev/shm").free < 1e9:
+        pytest.skip("needs 1 GB below /dev/shm")
     made = Path(mkdtemp(prefix="stallwatch-flood-", dir="/dev/shm"))
     yield made
     rmtree(made)
@@ -49,17 +51,19 @@ def configuration(logs: list[Path]) -> str:
     return ALONE + f"servers:\n  - {{name: flooded, framework: vllm, match: {match}, logs: [{globs}]}}\n"
 
 
-def writer(log: Path) -> subprocess.Popen[bytes]:
+def writer(log: Path, rotated: int | None) -> subprocess.Popen[bytes]:
     script = str(Path(__file__).with_name("log_writer.py"))
     command = [*TIED, sys.executable, script, str(log), str(BURST), str(BYTES_PER_SECOND), str(PACED)]
+    command += [] if rotated is None else [str(rotated)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def test_a_flood_costs_no_line_and_no_other_log(folder: Path, memory_folder: Path) -> None:
+@pytest.mark.parametrize("rotated", ROTATED.values(), ids=ROTATED)
+def test_a_flood_costs_no_line_and_no_other_log(rotated: int | None, folder: Path, memory_folder: Path) -> None:
     flooded, calm = memory_folder / "flooded.log", folder / "calm.log"
     flooded.touch()
     calm.write_text("INFO 06-02 08:00:00 [loader.py:1] a line\n")
-    with Exporter(folder, config=configuration([flooded, calm])) as exporter, writer(flooded) as flooding:
+    with Exporter(folder, config=configuration([flooded, calm])) as exporter, writer(flooded, rotated) as flooding:
         try:
             assert flooding.stdin is not None
             assert flooding.stdout is not None
@@ -79,6 +83,7 @@ def test_a_flood_costs_no_line_and_no_other_log(folder: Path, memory_folder: Pat
         finally:
             flooding.kill()
 
+    assert flooded.stat().st_size == WRITTEN - (rotated or 0) * len(BLOCK)
     assert {(_of("lines_total", page), _of("backlog_bytes", page)) for page in after} == {(BLOCKS * LINES, 0)}
     assert (_of("bytes_total", calm_page) or 0) < WRITTEN, "the calm log waited until the flood was read"
     assert any(_of("backlog_bytes", page) for page in meanwhile), "what is behind is told"
