@@ -158,9 +158,9 @@ def server(name: str = "vllm-8000", ports: tuple[int, ...] = (), **more: object)
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def source(kind: Kind | None = None, deadline: float = PATIENT) -> Endpoints:
+def source(kind: Kind | None = None, deadline: float = PATIENT, proc: Path = Path("/proc")) -> Endpoints:
     frameworks = (cast(Framework, kind or Kind()),)
-    return Endpoints(Host(Config(), frameworks), deadline_seconds=deadline)
+    return Endpoints(Host(Config(), frameworks, proc), deadline_seconds=deadline)
 
 
 def scene_of(peers: Mapping[str, Peer], **more: object) -> Scene:

@@ -31,7 +31,7 @@ from . import Host, Moment
 from .blocking_reads import BlockingReads, start_helper
 from .discovery import COMPILERS
 from .locks_child import KINDS, Found
-from .procfs import CLOCK_TICKS, KERNEL_THREAD, ProcFs, Stat
+from .procfs import CLOCK_TICKS, KERNEL_THREAD, ProcFs, Stat, inner_pid_of, reason_of
 
 LOOK_SECONDS = 10.0
 RETRY_SECONDS = 60.0
@@ -141,7 +141,10 @@ class _Opened:
 
 
 class Crowd:
-    """Every process of the node that may hold a lock, read when first asked for."""
+    """Every process of the node that may hold a lock, read when first asked for.
+
+    Whoever could not be read now may be the one: then every question is an OSError.
+    """
 
     def __init__(self, proc: ProcFs, boot: float) -> None:
         self._proc, self._boot = proc, boot
@@ -193,7 +196,8 @@ class Crowd:
         if self._inner is None:
             self._inner = {}
             for holder in self._all():
-                self._inner.setdefault(self._proc.inner_pid(holder.stat.pid), []).append(holder)
+                pid = holder.stat.pid
+                self._inner.setdefault(inner_pid_of(self._status(pid)) or pid, []).append(holder)
         return self._inner
 
     def _look_at_files(self) -> _Opened:
@@ -227,7 +231,10 @@ class Crowd:
 
         The file itself is never looked at, for it may lie on a dead file system.  A layer has other inodes.
         """
-        match = _INODE.search(self._content(pid, f"fdinfo/{number}"))
+        try:
+            match = _INODE.search(self._content(pid, f"fdinfo/{number}"))
+        except OSError:  # also when it ended: another may have got the file from it
+            return True
         return match is None or found.layered or int(match[1]) == found.inode
 
     def belongs(self, pid: int, server: Server) -> bool:
@@ -236,7 +243,10 @@ class Crowd:
         for _ in range(64):
             if pid in own:
                 return True
-            stat = self._proc.stat(pid)
+            try:
+                stat = self._proc.certain_stat(pid)
+            except PermissionError:
+                return False
             if stat is None or stat.ppid <= 1:
                 return False
             pid = stat.ppid
@@ -250,24 +260,34 @@ class Crowd:
     def _look(self) -> Iterator[_Holder]:
         me = self._own_pid()
         for pid in set(self._proc.pids()) - {_INIT}:
-            stat, user = self._proc.stat(pid), self._proc.owner(pid)
+            stat, user = self._proc.certain_stat(pid), self._owner(pid)
             if stat is None or user is None or stat.flags & KERNEL_THREAD or stat.is_over or me in (pid, stat.ppid):
                 continue
             if self._is_builder(stat):
                 started = self._boot + stat.start_ticks / CLOCK_TICKS
                 yield _Holder(stat, self._users(pid) | {user}, started)
 
+    def _owner(self, pid: int) -> int | None:
+        try:
+            return os.stat(self._proc.path(pid)).st_uid
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+
     def _users(self, pid: int) -> frozenset[int]:
         """Real, effective, saved and file system user: one that gave up rights shows as root's in the listing."""
-        match = _USERS.search(self._content(pid, "status"))
+        match = _USERS.search(self._status(pid))
         return frozenset(map(int, match.groups())) if match else frozenset()
 
-    def _content(self, pid: int, name: str) -> bytes:
+    def _status(self, pid: int) -> bytes:
+        """Empty when it is gone."""
         try:
-            with open(self._proc.path(pid, name), "rb", buffering=0) as file:
-                return file.read(8192)
-        except OSError:
+            return self._content(pid, "status")
+        except (FileNotFoundError, ProcessLookupError):
             return b""
+
+    def _content(self, pid: int, name: str) -> bytes:
+        with open(self._proc.path(pid, name), "rb", buffering=0) as file:
+            return file.read(8192)
 
     def _own_pid(self) -> int:
         """Our own PID in this tree; -1 when we are not in it."""
@@ -345,14 +365,17 @@ class Locks:
 
     def _look_at(self, server: Server, watched: _Watched, crowd: Crowd, now: Moment) -> bool:
         """One look; False when it took too long."""
-        if watched.environ is None:
+        environ = watched.environ
+        if environ is None:
             answer = self._ask(server, ask="environ")
-            watched.environ = answer.get("environ", {})  # without it: the defaults
+            environ = answer.get("environ", {})  # without it: the defaults
+            if answer.get("reason") != "error":  # which may pass
+                watched.environ = environ
             if answer.get("reason") == "timeout":
                 return False
         user = next((process.user for process in server.processes if process.id == server.root), 0)
         root = None if server.container else str(self._root)
-        answer = self._ask(server, ask="locks", user=user, environ=watched.environ, root=root)
+        answer = self._ask(server, ask="locks", user=user, environ=environ, root=root)
         if "reason" in answer:
             gone = answer["reason"] == "vanished"
             watched.problems = {} if gone else dict.fromkeys(KINDS, str(answer["reason"]))
@@ -361,7 +384,10 @@ class Locks:
         watched.problems = answer["problems"]
         found = [Found(**lock) for lock in answer["locks"]]
         crowd.look_again()
-        watched.told = self._told(found, server, watched, crowd, now.wall)
+        try:
+            watched.told = self._told(found, server, watched, crowd, now.wall)
+        except OSError as error:
+            watched.problems, watched.told = dict.fromkeys(KINDS, reason_of(error)), {}
         return True
 
     def _ask(self, server: Server, **request: Any) -> Mapping[str, Any]:

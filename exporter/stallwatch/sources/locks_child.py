@@ -296,9 +296,13 @@ class Looker:
         file_system = self._file_systems.get(mount_of(folder), "") if last else ""
         for entry in self._entries(folder, parts[0], rule):
             if last:
-                with suppress(OSError):  # gone by now
-                    if found := self._lock(_Seen(folder, name, entry, file_system), rule, user, now):
-                        yield found
+                try:
+                    found = self._lock(_Seen(folder, name, entry, file_system), rule, user, now)
+                except OSError as error:  # mostly gone by now
+                    self._note(error, rule)
+                    continue
+                if found is not None:
+                    yield found
                 continue
             try:
                 flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -408,11 +412,11 @@ def granted_locks(table: bytes) -> Granted:
 
 
 def _whole(path: str) -> bytes:
-    """A table of /proc; empty when it cannot be read."""
+    """A table of /proc; empty when there is none.  OSError when it could not be read."""
     try:
         with open(path, "rb") as file:
             return file.read(LARGEST_TABLE)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return b""
 
 

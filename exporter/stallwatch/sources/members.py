@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .. import signals
@@ -97,10 +98,11 @@ class Member:
 
     @property
     def inner_pid(self) -> int:
-        """Its PID in its own namespace, as its log prints it."""
+        """Its PID in its own namespace, as its log prints it; asked again while that cannot be read."""
         if not self._inner_pid:
-            self._inner_pid = self._proc.inner_pid(self.id.pid)
-        return self._inner_pid
+            with suppress(OSError):
+                self._inner_pid = self._proc.certain_inner_pid(self.id.pid)
+        return self._inner_pid or self.id.pid
 
     def look(self, now: float, known: Known | None = None) -> None:
         """Read the counters, and whether a debugger holds the process.  `known`: as the table has it at this look."""

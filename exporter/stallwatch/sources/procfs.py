@@ -118,6 +118,12 @@ def parse_io(content: bytes) -> Io:
     return Io(int(match[1]), int(match[2]), int(match[3]))
 
 
+def inner_pid_of(status: bytes) -> int | None:
+    """The PID in the process's own PID namespace, of the text of its status (the last of NSpid)."""
+    match = re.search(rb"^NSpid:[\t \d]*?(\d+)$", status, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
 class KeptFile:
     """A file of /proc, opened at the first read, kept open while there is room and read again by pread.
 
@@ -234,6 +240,14 @@ class ProcFs:
         except (OSError, ValueError, IndexError):
             return None
 
+    def certain_stat(self, pid: int) -> Stat | None:
+        """As `stat`, None only when it is gone; OSError when it could not be read, which may pass (passing)."""
+        try:
+            with open(self.path(pid, "stat"), "rb", buffering=0) as file:
+                return parse_stat(file.read(1024))
+        except (FileNotFoundError, ProcessLookupError, ValueError, IndexError):
+            return None
+
     def cgroup(self, pid: int) -> str:
         """The text of /proc/PID/cgroup, with the machine's own paths if they are known; empty when unreadable."""
         return self.cgroup_text(self._cgroup(self.path(pid, "cgroup")))
@@ -262,13 +276,16 @@ class ProcFs:
             return None
 
     def inner_pid(self, pid: int) -> int:
-        """The PID the process has in its own PID namespace (last of NSpid in status); `pid` when unknown."""
+        """The PID the process has in its own PID namespace; `pid` when unknown."""
         try:
-            with open(self.path(pid, "status"), "rb", buffering=0) as file:
-                match = re.search(rb"^NSpid:[\t \d]*?(\d+)$", file.read(8192), re.MULTILINE)
+            return self.certain_inner_pid(pid)
         except OSError:
             return pid
-        return int(match[1]) if match else pid
+
+    def certain_inner_pid(self, pid: int) -> int:
+        """As `inner_pid`; OSError when it could not be read."""
+        with open(self.path(pid, "status"), "rb", buffering=0) as file:
+            return inner_pid_of(file.read(8192)) or pid
 
     def cpu_clock(self, pid: int) -> int | None:
         """CPU time of the process in ns, exact, without /proc and without rights; None when not to be had.

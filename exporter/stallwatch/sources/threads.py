@@ -103,12 +103,12 @@ class ThreadFiles:
     def look(self) -> None:
         """Count again unless nothing ran."""
         self._looks += 1
-        few, _ = self._read(self._active)  # before the clock: what runs in between is missed by none of the two
-        clock = self._proc.cpu_clock(self.id.pid)
-        if clock is not None and clock == self._clock and self.counts is not None:
-            return
-        self._clock = clock
         try:
+            few, _ = self._read(self._active)  # before the clock: what runs in between is missed by none of the two
+            clock = self._proc.cpu_clock(self.id.pid)
+            if clock is not None and clock == self._clock and self.counts is not None:
+                return
+            self._clock = clock
             self._count(few if self._are_all_that_ran(few) else None)
             self.reason = None
         except OSError as error:

@@ -18,7 +18,7 @@ from .. import Host, Moment
 from ..procfs import ProcFs
 from ..told import Told, again
 from .faults import UNKNOWN, XID_ERRORS, XID_LAST, Faults
-from .nvml_child import Absent, Answer, CardAnswer, Nvml, Unanswered
+from .nvml_child import Absent, Answer, CardAnswer, Nvml, Row, Unanswered
 from .owners import CardList, Joined, Owners
 from .unowned import Holders, Left, Unowned
 from .xid import Lost, Xid
@@ -252,11 +252,17 @@ class Gpu:
         if not known.has_lists:
             known.listed, known.list_reason, known.holders, known.held = None, "", (), None
         elif card.processes is not None:
-            known.listed, known.list_reason = self._owners.listed(card.processes, now), ""
+            self._list(known, card.processes, now)
         elif with_lists and "processes" in card.codes:
             known.list_reason = reason_of(card.codes["processes"])
         if not known.is_instance:
             self._faults.answered(known.address, card.uuid)
+
+    def _list(self, known: _Known, rows: tuple[Row, ...], now: float) -> None:
+        try:
+            known.listed, known.list_reason = self._owners.listed(rows, now), ""
+        except OSError:
+            known.list_reason = "error"
 
     def _reason(self, known: _Known, answer: Answer, silent: Mapping[str, str], lost: frozenset[str]) -> str:
         """Why a card that is known says nothing.  An instance is lost with its card."""
@@ -382,10 +388,11 @@ class Gpu:
         """Worked out for each new list, and repeated until the next."""
         if not known.has_lists or (known.listed is None and not known.list_reason):
             return
-        reason = known.list_reason or self._too_old(known, now) or blind
+        joined = self._joined.get(known.uuid, Joined())
+        reason = known.list_reason or self._too_old(known, now) or blind or joined.reason
         if not reason and known.listed is not None and known.listed.at == now:
             used = None if known.is_coherent else known.answer.values.get("memory_used")
-            known.left = known.unowned.look(self._joined[known.uuid], used, now, holders)
+            known.left = known.unowned.look(joined, used, now, holders)
         left = Left(None, reason) if reason else known.left
         if left is not None:
             known.nobodys = again(known.nobodys, left, lambda: [_nobodys(known.uuid, left)])

@@ -99,7 +99,7 @@ class _People:
         for _ in range(MOST_ANCESTORS):
             if stat is None or stat.ppid <= 1:
                 break
-            stat = self.proc.stat(stat.ppid)
+            stat = _seen(self.proc, stat.ppid)
             if stat is not None and (member := self._member(stat.id)):
                 return member
         return FOREIGN
@@ -119,9 +119,20 @@ class _People:
         return {inner: owners[0] for inner, owners in found.items() if len(owners) == 1}
 
 
+def _seen(proc: ProcFs, pid: int) -> Stat | None:
+    """None when it is gone, or hidden from us (see `blind`); OSError when that could not be read now."""
+    try:
+        return proc.certain_stat(pid)
+    except PermissionError:
+        return None
+
+
 def user_process(proc: ProcFs, pid: int) -> Stat | None:
-    """The process, unless it is over or a thread of the kernel (which is on no card's list)."""
-    stat = proc.stat(pid)
+    """The process, unless it is over or a thread of the kernel (which is on no card's list).
+
+    OSError when that could not be read now.
+    """
+    stat = _seen(proc, pid)
     return None if stat is None or stat.is_over or stat.flags & KERNEL_THREAD else stat
 
 
@@ -134,7 +145,10 @@ class Owners:
         self._last: _Certain | None = None
 
     def listed(self, rows: tuple[Row, ...], at: float) -> CardList:
-        """A list as it comes, with who the PIDs are now: a PID may have another process when it is looked at again."""
+        """A list as it comes, with who the PIDs are now: a PID may have another process when it is looked at again.
+
+        OSError when that could not be read of each: who is not found would count as gone.
+        """
         stats = (user_process(self._proc, row.pid) for row in rows)
         return CardList(rows, at, {stat.pid: stat.id for stat in stats if stat is not None})
 
@@ -145,7 +159,13 @@ class Owners:
         The first kernel thread is seen by those who see everything.  And unless our /proc is of the namespace that
         we run in, one listed PID must have been a server's: that shows which PIDs the driver speaks of.
         """
-        second = self._proc.stat(2)
+        try:
+            return self._blind()
+        except OSError:
+            return "error"
+
+    def _blind(self) -> str:
+        second = _seen(self._proc, 2)
         if second is None or not second.flags & KERNEL_THREAD:
             return "permission" if self._proc.stat(1) is None else "namespace"
         return "" if self._proc.is_ours or self._speaks_ours else "namespace"
@@ -156,6 +176,13 @@ class Owners:
         if last is not None and last.lists == lists and last.servers == servers:
             self._last = last
             return last.joined
+        try:
+            return self._joined_anew(lists, servers)
+        except OSError:
+            return {uuid: Joined(reason="error" if listed.rows else "") for uuid, listed in lists.items()}
+
+    def _joined_anew(self, lists: Mapping[str, CardList], servers: Sequence[Server]) -> Mapping[str, Joined]:
+        """OSError when somebody's parent could not be read: whose child he is decides whose the memory is."""
         people = _People(self._proc, servers)
         direct = {uuid: tuple(_resolve(people, listed)) for uuid, listed in lists.items()}
         found = [owner for rows in direct.values() for _, owner in rows if owner is not None]
@@ -175,7 +202,7 @@ class Owners:
             self._speaks_ours = True
         elif not found and (inner := self._by_inner_pid(people, lists)):
             return {uuid: _inner(listed, inner) for uuid, listed in lists.items()}
-        blind = self.blind if any(rows for rows in direct.values()) else ""
+        blind = self._blind() if any(rows for rows in direct.values()) else ""
         if blind and not found:
             return {uuid: Joined(reason=blind if rows else "") for uuid, rows in direct.items()}
         return {uuid: _joined(rows, blind) for uuid, rows in direct.items()}

@@ -101,8 +101,11 @@ class Holders:
 
     def reason(self, listed: set[int]) -> str:
         """ "" = nobody holds any; else of READ_REASONS."""
-        if self._found is None:
-            self._found = {pid: found for pid in self._proc.pids() if (found := self._of(pid))}
+        try:
+            if self._found is None:
+                self._found = {pid: found for pid in self._proc.pids() if (found := self._of(pid))}
+        except OSError:
+            return "error"
         reasons = {reason for pid, reason in self._found.items() if pid not in listed}
         return "not_supported" if "not_supported" in reasons else next(iter(reasons), "")
 
@@ -120,5 +123,5 @@ class Holders:
         return ""
 
     def _is_harmless(self, pid: int) -> bool:
-        stat = self._proc.stat(pid)
+        stat = self._proc.certain_stat(pid)
         return stat is None or stat.comm in _HARMLESS

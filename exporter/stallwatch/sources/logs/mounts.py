@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from ..passing import may_pass
+
 _LOCAL_NAMES = (
     "ext2 ext3 ext4 xfs btrfs zfs f2fs bcachefs jfs reiserfs nilfs2 tmpfs ramfs rootfs overlay aufs squashfs erofs "
     "iso9660 vfat exfat ntfs3 proc sysfs devtmpfs devpts cgroup cgroup2 mqueue hugetlbfs tracefs debugfs"
@@ -88,6 +90,9 @@ class _Table:
 
 
 _NO_TABLE = _Table({}, {}, False, frozenset())
+UNKNOWN = "unknown"
+"""In the place of a mount's key: whether it is far could not be read now, and what is near would not be waited for."""
+_UNREAD = _Table({}, {"/": Mount(-1, UNKNOWN, "/", is_far=True, is_fuse=True)}, has_far=True, lasting=frozenset())
 
 
 class _Changes:
@@ -141,9 +146,18 @@ class Mounts:
             self._looked_at, self._by_descriptor, self._tables = at, {}, {}
             self._reread.clear()
             if self._changes.seen() or at - self._read_at >= READ_SECONDS:
-                self._read_at, self._own = at, self._table("self")
+                self._take(self._table("self"), at)
             else:
                 self._tables[self._namespace("self")] = self._own
+
+    def _take(self, table: _Table, at: float) -> None:
+        """Our own; one that could not be read now is read again at the next look, and the one before holds."""
+        if table is not _UNREAD:
+            self._read_at, self._own = at, table
+        elif self._read_at == float("-inf") and self._own is _NO_TABLE:
+            self._own = _UNREAD
+        else:
+            self._read_at = float("-inf")
 
     def far(self, path: str) -> str | None:
         """The key of the far mount that a path leads to; None when it is local."""
@@ -204,13 +218,15 @@ class Mounts:
         was taken out of it while the file was open, as is done with those that died: nothing is known of it.
         """
         content = _content(f"{self.proc}/{pid}/fdinfo/{descriptor}")
+        if content is None:
+            return FarFile(UNKNOWN, 0, 0)
         number, inode = _MOUNT.search(content), _INODE.search(content)
         if number is None:
             return None
         mount = self._numbered(str(pid), int(number[1]))
         if mount is None:
-            is_known = bool(self._table(str(pid)).by_number)
-            key, device = (f"mount {int(number[1])}", 0) if is_known else ("", 0)
+            table = self._table(str(pid))
+            key, device = UNKNOWN if table is _UNREAD else f"mount {int(number[1])}" if table.by_number else "", 0
         else:
             key, device = (mount.key, mount.device) if mount.is_far else ("", 0)
         return FarFile(key, device, int(inode[1]) if inode else 0) if key else None
@@ -227,7 +243,10 @@ class Mounts:
     def _table(self, pid: str) -> _Table:
         namespace = self._namespace(pid)
         if namespace not in self._tables:
-            self._tables[namespace] = _Table.of(_content(f"{self.proc}/{pid}/mountinfo"))
+            content = _content(f"{self.proc}/{pid}/mountinfo")
+            if content is None:
+                return _UNREAD
+            self._tables[namespace] = _Table.of(content)
         return self._tables[namespace]
 
     def _namespace(self, pid: str) -> str:
@@ -237,12 +256,13 @@ class Mounts:
             return pid
 
 
-def _content(path: str) -> bytes:
+def _content(path: str) -> bytes | None:
+    """Empty when there is none, or it is not for us; None when it could not be read now."""
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError:
-        return b""
+    except OSError as error:
+        return None if may_pass(error) else b""
 
 
 def _mount(line: bytes) -> Mount | None:
