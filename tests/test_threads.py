@@ -519,6 +519,22 @@ def test_a_busy_thread_that_ran_for_the_last_time_long_ago_is_one_of_the_others_
     assert "12/schedstat" in files
 
 
+def test_a_read_of_the_busy_few_that_fails_is_told_of_and_the_next_look_is_as_any(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = _settle(node, monkeypatch)
+    _let_run(node, monkeypatch, {**shown, 10: marked(POLL, "3500 0 4")})
+
+    def broken(fd: int, size: int, offset: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "pread", broken)
+        assert {(r.value, r.reason) for r in node.read()} == {(None, "error")}
+
+    assert node.look() == {"poll": 1, "futex": 8}
+
+
 def test_a_process_is_stopped_though_only_the_busy_few_ran(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = _settle(node, monkeypatch)
     _let_run(node, monkeypatch, {**shown, 10: marked(SLEEP, "3500 0 4")})
