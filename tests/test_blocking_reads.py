@@ -128,6 +128,23 @@ def test_our_own_process_is_read() -> None:
     assert found.argv == tuple(os.fsdecode(Path("/proc/self/cmdline").read_bytes()).rstrip("\0").split("\0"))
 
 
+def test_a_helper_is_started_though_our_working_directory_is_gone(
+    tree: ProcTree, helpers: Helpers, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As good as one on a dead mount, at which nobody may look either."""
+    gone = tmp_path_factory.mktemp("gone")
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    reads = BlockingReads(tree.root, PATIENT_SECONDS, helpers)
+
+    found = reads.command_line(KNOWN)
+    reads.close()
+
+    assert found == READ
+    with pytest.raises(FileNotFoundError):
+        Path.cwd()
+
+
 def test_one_helper_serves_many_reads(tree: ProcTree, helpers: Helpers) -> None:
     reads = BlockingReads(tree.root, PATIENT_SECONDS, helpers)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from proc_tree import DirectReads, ProcTree
+from stallwatch.model import ProcessId
 from stallwatch.sources.blocking_reads import CommandLine
 from stallwatch.sources.discovery import Command
 from stallwatch.sources.process_table import (
     FULL_LOOK_SECONDS,
     LISTING_SECONDS,
+    MOST_COMMANDS,
     MOST_GIVEN,
     RETRY_SECONDS,
     SOON_SECONDS,
@@ -707,3 +711,61 @@ def test_all_are_listed_soon_when_somebody_could_not_be_read_who_is_there(tmp_pa
 
     assert looks.count(0) == is_hidden
     assert table.get(13) is not None
+
+
+class Crowd(ProcFs):
+    """A server, and beside it a crowd of another user's, which needs no files; counts whose stat is read."""
+
+    def __init__(self, tree: ProcTree) -> None:
+        super().__init__(tree.root)
+        self.pids_of_crowd = range(0)
+        self.read: list[int] = []
+        self._pattern = super().stat(1)
+
+    def pids(self) -> list[int]:
+        return [*super().pids(), *self.pids_of_crowd]
+
+    def stat(self, pid: int) -> Stat | None:
+        self.read.append(pid)
+        if pid in self.pids_of_crowd and self._pattern is not None:
+            return replace(self._pattern, pid=pid, ppid=1, comm="idle")
+        return super().stat(pid)
+
+    def owner(self, pid: int) -> int | None:
+        return 1000 if pid in self.pids_of_crowd else 0
+
+    def cpu_clock(self, pid: int) -> int | None:
+        return 1 if pid in self.pids_of_crowd or os.path.exists(self.path(pid)) else None
+
+
+def test_ten_thousand_that_come_at_once_are_read_once_keep_nobody_waiting_and_leave_nothing(tmp_path: Path) -> None:
+    tree = ProcTree(tmp_path)
+    tree.add(1, "init", ppid=0)
+    crowd, asked = Crowd(tree), list[int]()
+
+    def command_line(process: ProcessId) -> CommandLine:
+        asked.append(process.pid)
+        return CommandLine(("idle",))
+
+    table = ProcessTable(crowd, command_line, _understand)
+    table.look(0.0)
+    table.read_commands(lambda known: True, 0.0)
+    crowd.pids_of_crowd = range(100, 10_100)
+    tree.add(20_000, "server")
+    crowd.read.clear()
+    asked.clear()
+    table.look(1.0)
+    table.read_commands(lambda known: True, 1.0)
+    assert sorted(crowd.read) == [1, *crowd.pids_of_crowd, 20_000]
+    assert len(asked) == MOST_COMMANDS
+    assert 20_000 in asked[:2], "each user has his turn"
+
+    crowd.read.clear()
+    table.look(2.0)
+    assert crowd.read == [1], "who stands still is not read again; the first process has no parent that could tell"
+
+    crowd.pids_of_crowd = range(0)
+    table.look(2.0 + FULL_LOOK_SECONDS)
+    assert {known.stat.pid for known in table} == {1, 20_000}
+    assert {known.stat.pid for known in table.told} == {1, 20_000}
+    assert [known.stat.pid for known in table.children_of(1)] == [20_000]

@@ -89,3 +89,34 @@ def test_an_open_is_found() -> None:
     assert opens("def f(path):\n    return path.read_bytes()\n")
     assert opens("import os\nos.open('x', 0)\n")
     assert not opens("import os\nos.stat('x')\nchannel.send('open')\n")
+
+
+# --- and nobody looks at a working directory, which may lie on a mount that is dead ----------------------------
+
+
+_LOOKS = {"getcwd", "getcwdb", "cwd", "chdir", "fchdir"}
+
+
+def looks_at_working_directories(source: str) -> bool:
+    """Whether a module asks for its own one, goes to another, or names a process's link to its."""
+    words = set[str]()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(attr=name) | ast.alias(name=name):
+                words |= {name} & _LOOKS
+            case ast.Constant(value=str(text)):
+                words |= {"cwd"} & set(text.split("/"))
+    return bool(words)
+
+
+def test_no_module_looks_at_a_working_directory() -> None:
+    assert {name for name, text in modules().items() if looks_at_working_directories(text)} == set()
+
+
+def test_a_look_at_a_working_directory_is_found() -> None:
+    assert looks_at_working_directories("os.getcwd()\n")
+    assert looks_at_working_directories("Path.cwd()\n")
+    assert looks_at_working_directories("from os import chdir\n")
+    assert looks_at_working_directories("proc.path(pid, 'cwd')\n")
+    assert looks_at_working_directories("os.stat(f'/proc/{pid}/cwd/x')\n")
+    assert not looks_at_working_directories("subprocess.run(['true'], cwd='/')\n")

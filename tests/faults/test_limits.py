@@ -23,7 +23,9 @@ from stallwatch.state_file import StateFolder
 
 from .harness import PATIENCE, QUICK_STATE, Exporter, Scrape, Victim, all_hold, holds_in_time
 
-pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("as_root")]
+pytestmark = pytest.mark.faults
+as_root = pytest.mark.usefixtures("as_root")
+"""One's own limits anybody may lower; a mount or a cgroup takes root."""
 
 FEW = 64
 """Descriptors: the least with which a process of this kind may be expected to be started."""
@@ -139,6 +141,7 @@ def pids_group() -> Path:
     pytest.skip("needs a cgroup that limits tasks")
 
 
+@as_root
 def test_when_fork_fails_known_servers_are_watched_and_new_ones_come_later(folder: Path, victim: Path) -> None:
     with Exporter(folder, "--web.enable-lifecycle") as exporter, Victim(victim, folder / "known.log") as known:
         exporter.wait_for_server(known.name)
@@ -173,6 +176,7 @@ def small_disk(mount: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
+@as_root
 def test_a_full_disk_below_the_state_is_said_once_and_keeps_the_last_state(folder: Path, victim: Path) -> None:
     with small_disk(folder / "disk") as disk, Victim(victim, folder / "server.log") as server:
         place = disk / "state"
@@ -195,6 +199,7 @@ def test_a_full_disk_below_the_state_is_said_once_and_keeps_the_last_state(folde
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
 
 
+@as_root
 def test_a_root_that_cannot_be_written_to_is_enough(folder: Path, victim: Path) -> None:
     """`ProtectSystem=strict`, `readOnlyRootFilesystem`: the state is done without, and said to be."""
     read_only = 'mount --make-rprivate / && mount -o remount,bind,ro / && exec "$@"'

@@ -1,6 +1,7 @@
 """A mount that does not answer: below a log, below our state, below a working directory, in the middle of a read.
 
-Twins without any right: test_log_guard.py (mounts that hang), test_state_file.py (disks that hang).
+Twins without any right: test_log_guard.py (mounts that hang), test_state_file.py (disks that hang), test_poller.py (an
+end while a read hangs), test_security_opens.py and test_blocking_reads.py (working directories).
 """
 
 from __future__ import annotations

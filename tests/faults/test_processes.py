@@ -1,7 +1,7 @@
 """Processes that do not let themselves be looked at, that are many, or that are not who they were.
 
 Twins without any right: test_blocking_reads.py (a command line that hangs), test_vanishing.py (what goes while it is
-read), test_processes.py (a PID that is used again).
+read), test_processes.py (a PID that is used again), test_process_table.py (10,000 at once).
 """
 
 from __future__ import annotations
