@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -42,7 +42,9 @@ _NAMES = (
     ("unlicense", "unlicense"),
     ("zlib", "zlib"),
 )
-"""How licences are called where no SPDX expression is given: the first that occurs in the words."""
+"""How licences are called where no SPDX expression is given: the first that is one of the words."""
+_MORE = re.compile(r"gpl|gnu|affero|commercial|proprietary", re.IGNORECASE)
+"""Words beside which another licence does not count."""
 
 
 def shipped() -> frozenset[str]:
@@ -61,8 +63,13 @@ def licence_of(distribution: Distribution) -> str:
         return str(expression).lower()
     classifiers = [each.rpartition("::")[2] for each in known.get("classifier", ()) if each.startswith("License ::")]
     words = " ".join(classifiers) or str(known.get("license", "")).partition("\n")[0]
-    found = next((name for text, name in _NAMES if text in words.lower()), words.strip().lower())
-    return found or SAID_ELSEWHERE.get(normal(str(known["name"])), "")
+    found = "" if _MORE.search(words) else next((name for text, name in _NAMES if _is_in(text, words)), "")
+    return found or words.strip().lower() or SAID_ELSEWHERE.get(normal(str(known["name"])), "")
+
+
+def _is_in(text: str, words: str) -> bool:
+    """As a word of its own: there is a `mit` in `limited`, too."""
+    return re.search(rf"\b{re.escape(text)}\b", words, re.IGNORECASE) is not None
 
 
 def is_allowed(licence: str) -> bool:
@@ -71,9 +78,9 @@ def is_allowed(licence: str) -> bool:
     return any(all(part.strip() in ALLOWED for part in re.split(r"\s+and\s+", each)) for each in either)
 
 
-def refused_licences() -> Iterator[str]:
+def refused_licences(installed: Iterable[Distribution]) -> Iterator[str]:
     ours = shipped()
-    for distribution in distributions():
+    for distribution in installed:
         name = normal(distribution.metadata["Name"])
         licence = licence_of(distribution)
         if name in ours:
@@ -83,7 +90,7 @@ def refused_licences() -> Iterator[str]:
 
 
 def known_holes(pip_audit: str) -> list[str] | str:
-    """Holes in what is shipped, or the reason why nobody knows."""
+    """Holes in what is shipped, or the reason why nobody knows: also when only of one of them nobody does."""
     command = [pip_audit, "--requirement", str(CONSTRAINTS), "--disable-pip", "--require-hashes", "--format", "json"]
     try:
         done = subprocess.run([*command, "--progress-spinner", "off"], capture_output=True, text=True, timeout=300)
@@ -92,9 +99,11 @@ def known_holes(pip_audit: str) -> list[str] | str:
         return f"pip-audit cannot be run: {error.strerror}"
     except subprocess.TimeoutExpired:
         return "pip-audit did not end"
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return done.stderr.strip().rpartition("\n")[2] or f"pip-audit ended with {done.returncode}"
+    left_out = sorted(shipped() - {normal(each["name"]) for each in answer})
     skipped = [f"{each['name']}: {each['skip_reason']}" for each in answer if "skip_reason" in each]
+    skipped += [f"{name}: not in the answer" for name in left_out]
     holes = [
         f"{each['name']} {each['version']}: {hole['id']}, mended in {', '.join(hole['fix_versions']) or 'no release'}"
         for each in answer
@@ -104,12 +113,13 @@ def known_holes(pip_audit: str) -> list[str] | str:
     return holes if holes or not skipped else skipped[0]
 
 
-def main() -> int:
+def main(arguments: Sequence[str], installed: Iterable[Distribution]) -> int:
+    """`arguments`: where pip-audit is."""
     print("licences of what is shipped:")
-    refused = list(refused_licences())
+    refused = list(refused_licences(installed))
     for line in refused:
         print(f"not on the list of licences: {line}")
-    holes = known_holes(sys.argv[1])
+    holes = known_holes(arguments[0])
     if isinstance(holes, str):
         print(f"holes: NOT ASKED, for the database could not be: {holes}")
     else:
@@ -119,4 +129,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:], distributions()))
