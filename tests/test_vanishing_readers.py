@@ -206,6 +206,30 @@ def test_no_memory_of_a_card_is_a_strangers_or_nobodys_because_a_read_failed(
         assert looked() == right, f"behind read {n}: {reads.hit}"
 
 
+@ERRORS
+def test_no_rank_of_a_container_is_a_stranger_because_a_read_failed(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver gives PIDs of their namespace, and nobody in ours has them."""
+    node = GpuNode(tmp_path)
+    node.serve("vllm-8000", {"TP0": 100, "TP1": 101})
+    for pid in (100, 101):
+        node.tree.change(pid, inner_pid=pid + 7000)
+
+    def looked() -> Found:
+        node.look(says(card(0, [(7100, GIB), (7101, 2 * GIB)])), 30.0)
+        return told(list(node.found))
+
+    right = looked()
+    assert right["gpu_process_memory_bytes", "GPU-0", "vllm-8000", "TP1"] == 2 * GIB
+    reads = Reads(node.tree.root, monkeypatch)
+
+    for _, found in each(reads, looked, error):
+        ended = error in VANISHED and any(f"/proc/{pid}/" in reads.hit for pid in (100, 101))
+        check_no_lie(found, right, but=("gpu_process_memory_bytes",) if ended else ())
+        assert ended or ("gpu_process_memory_bytes", "GPU-0", "", "") not in found or "/proc/2/" in reads.hit
+
+
 # --- endpoints ------------------------------------------------------------------------------------------------
 
 

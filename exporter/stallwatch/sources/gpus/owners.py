@@ -8,6 +8,7 @@ That is said then, and never taken for a process that is gone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...model import Process, ProcessId, Server
@@ -113,9 +114,10 @@ class _People:
         """Ours by the PID in their own namespace, where it is another one and only one has it."""
         found: dict[int, list[Owner]] = {}
         for pid, owner in self.members.items():
-            inner = self.proc.inner_pid(pid)
-            if inner != pid:
-                found.setdefault(inner, []).append(owner)
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended
+                inner = self.proc.certain_inner_pid(pid)
+                if inner != pid:
+                    found.setdefault(inner, []).append(owner)
         return {inner: owners[0] for inner, owners in found.items() if len(owners) == 1}
 
 
