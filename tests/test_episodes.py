@@ -369,6 +369,21 @@ def test_the_version_the_log_prints_is_the_version_of_the_server() -> None:
     assert feed.tick(5.0).server.version == "0.5.9"
 
 
+def test_the_server_of_a_report_is_the_same_object_until_another_is_found_or_another_release_told() -> None:
+    feed = started()
+    feed.tell(1.0, "start", version="0.5.9")
+    first = feed.tick(5.0).server
+    assert feed.tick(10.0).server is first
+
+    feed.tell(11.0, "args", version="0.5.10")
+    assert feed.tick(15.0).server.version == "0.5.10"
+
+    feed.server = replace(feed.server, model="another")
+    feed.processes(20.0)
+    found = feed.tick(20.0).server
+    assert (found.version, found.model) == ("0.5.10", "another")
+
+
 def test_ranks_alive_are_counted_without_engines_and_dead_ones() -> None:
     feed = started(Feed(ranks=("TP0", "TP1", "engine")))
     assert feed.tick(1.0).ranks_alive == 2

@@ -221,13 +221,17 @@ class Cards:
             elif card.held_moved(holder, at, self._window_of(holder[0])):
                 self._moved(holder[0], "gpu_memory", at, holder[1])
 
+    def has(self, server: str) -> bool:
+        """Whether a card is known that the server uses, or used."""
+        return bool(self._gpus.get(server))
+
     def channel(self, server: str, channel: str, now: float) -> bool | None:
         """Whether a GPU channel of a server can be read; None = no card of it is known.
 
         Silence proves something only when every card is read.  An ambiguous channel is readable by a single one:
         to see one spin is enough.
         """
-        if not self._gpus.get(server):
+        if not self.has(server):
             return None
         readable = [channel in use.readable for use in self._present(server, now)]
         return any(readable) if channel in AMBIGUOUS_CHANNELS else bool(readable) and all(readable)

@@ -123,6 +123,7 @@ class Episodes:
         self._timeline = timeline
         self._episodes: dict[str, Episode] = {}
         self._startups: dict[tuple[str, str, str], Startups] = {}
+        self._servers: dict[str, tuple[Server, Server]] = {}  # as found, and as known: see _server_of
         self.learned = Learned()
         self.outcomes = Outcomes()
         self.changes: list[Change] = []
@@ -146,6 +147,17 @@ class Episodes:
     def _forget(self, name: str) -> None:
         self._timeline.forget(name)
         self._episodes.pop(name, None)
+        self._servers.pop(name, None)
+
+    def _server_of(self, timeline: ServerTimeline) -> Server:
+        """The server, with the release that its log told; the same object until another is found, or told."""
+        found, told = timeline.server or _unknown_server(timeline), timeline.startup.version
+        if not told or told == found.version:
+            return found
+        before = self._servers.get(timeline.name)
+        if before is None or before[0] is not found or before[1].version != told:
+            before = self._servers[timeline.name] = found, replace(found, version=told)
+        return before[1]
 
     def _without_surplus(self, reports: list[ServerReport]) -> list[ServerReport]:
         """Restart loops under ever new names must not grow without end."""
@@ -189,7 +201,7 @@ class Episodes:
             episode.restarts.began = now
         if timeline.server is not None and timeline.server.pod_uid:
             episode.restarts.pod_uid = timeline.server.pod_uid
-        server = _known_server(timeline)
+        server = self._server_of(timeline)
         thresholds = self.learned.applied(server, thresholds)
         age = dated_progress_age(timeline, now, wall, dated, thresholds)
         evidence = gather(timeline, now, thresholds, age)
@@ -296,7 +308,7 @@ class Episodes:
         if was_stalled and episode.judged_at is not None:
             seconds, known = max(0.0, now - episode.judged_at), episode.verdict
             episode.stalled_seconds += seconds
-            self.outcomes.stall(_known_server(timeline), known.reason if known is not None else "none", seconds)
+            self.outcomes.stall(self._server_of(timeline), known.reason if known is not None else "none", seconds)
         if episode.verdict is None or episode.verdict.since != verdict.since:
             episode.since_timestamp = wall - (now - verdict.since)
         episode.verdict, episode.judged_at = verdict, now
@@ -320,7 +332,7 @@ class Episodes:
         outcome, reason = "failed" if failure else "stopped", failure or "none"
         if not failure and episode.was_stalled:
             outcome, reason = "stalled", episode.stall_reason
-        self.outcomes.end(_known_server(timeline), outcome, reason, max(0.0, wall - episode.start_timestamp))
+        self.outcomes.end(self._server_of(timeline), outcome, reason, max(0.0, wall - episode.start_timestamp))
 
     def _note_ready(self, episode: Episode, timeline: ServerTimeline, now: float, wall: float) -> None:
         """Count the start that became ready, if we saw it happen."""
@@ -334,11 +346,11 @@ class Episodes:
         if key in self._startups or len(self._startups) < MOST_KINDS:
             self._startups.setdefault(key, Startups()).add(episode.startup_seconds)
         if not was_over:
-            self.outcomes.end(_known_server(timeline), "ready", "none", episode.startup_seconds)
+            self.outcomes.end(self._server_of(timeline), "ready", "none", episode.startup_seconds)
         came = wall - (now - timeline.anchor) - started
         if came <= SEEN_SECONDS and not episode.was_stalled:
             read = sum(track.known or 0.0 for track in timeline.of(signals.STORAGE_READ).values())
-            self.learned.learn(_known_server(timeline), episode.phases, read, wall)
+            self.learned.learn(self._server_of(timeline), episode.phases, read, wall)
 
 
 def dated_progress_age(
@@ -369,13 +381,6 @@ def running_deadlines(
         ranks = ranks_of_a_copy(server)
         found |= serving_deadlines(now, evidence.unserved_age, server, timeouts.serving, ranks)
     return found
-
-
-def _known_server(timeline: ServerTimeline) -> Server:
-    """The server, with the release that its log told."""
-    server = timeline.server or _unknown_server(timeline)
-    told = timeline.startup.version
-    return replace(server, version=told) if told and told != server.version else server
 
 
 def _unknown_server(timeline: ServerTimeline) -> Server:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 Scope = Literal["node", "server", "rank", "gpu", "log", "self"]
@@ -245,6 +246,7 @@ class Process:
         return self.rank.startswith("engine")
 
 
+@lru_cache(maxsize=4096)
 def is_rank_name(name: str) -> bool:
     """`TP3`, `DP0-PP1-TP3`, and whatever a recording calls its ranks.  `main`, `engine1`, `frontend` are none."""
     return name not in _NO_RANKS and _ENGINE.fullmatch(name) is None

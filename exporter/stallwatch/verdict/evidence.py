@@ -188,6 +188,8 @@ def _of_cards(timeline: ServerTimeline, now: float, dated: float) -> dict[str, A
     cards, name = timeline.cards, timeline.name
     if cards is None:
         return {}
+    if not cards.has(name):
+        return {"driver_hangs": cards.driver_hangs(name, now)}  # for whoever asks
     return {
         "cards_rest": cards.at_rest(name, now),
         "spins": tuple(replace(spin, age=max(spin.age, dated)) for spin in cards.spins(name, now)),
