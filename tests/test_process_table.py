@@ -21,7 +21,6 @@ from stallwatch.sources.process_table import (
     MOST_GIVEN,
     RETRY_SECONDS,
     SOON_SECONDS,
-    STILL_SECONDS,
     YOUNG_SECONDS,
     Known,
     ProcessTable,
@@ -662,34 +661,6 @@ def test_who_ended_is_missed_by_its_clock_without_a_listing(tmp_path: Path) -> N
     assert 0 not in looks
     assert table.get(11) is None
     assert table.get(10) is not None
-
-
-@pytest.mark.parametrize(("changed_behind", "found"), [(181.0, 211.0), (211.0, 241.0), (271.0, 391.0)])
-def test_who_did_not_run_for_long_is_asked_with_each_listing_only(
-    tmp_path: Path, changed_behind: float, found: float
-) -> None:
-    """And who becomes another program after that is found then; before that, and afterwards, at the next full look.
-
-    Listed at 31 and then every 120 s; it was read at 0.
-    """
-    assert (YOUNG_SECONDS, FULL_LOOK_SECONDS, LISTING_SECONDS, STILL_SECONDS) == (30, 30, 120, 300)
-    tree, clocks, looks, table = given_table(tmp_path, *[11] * 99)
-    seconds = YOUNG_SECONDS + 1
-    while seconds < changed_behind:
-        seconds += FULL_LOOK_SECONDS
-        table.look(seconds)
-    assert 11 not in looks
-    clocks[11] += 1
-    tree.change(11, "vllm serve", comm="vllm")
-    while 11 not in looks:
-        seconds += FULL_LOOK_SECONDS
-        table.look(seconds)
-    looks.clear()
-    clocks[11] += 1
-    table.look(seconds + FULL_LOOK_SECONDS)
-
-    assert seconds == found
-    assert 11 in looks
 
 
 @pytest.mark.parametrize("is_hidden", [True, False])

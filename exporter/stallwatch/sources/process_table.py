@@ -3,14 +3,13 @@
 Looking is cheap because it is mostly not done: only PIDs given out since are looked for, and all are listed seldom
 (where the kernel does not tell the last PID, whenever its counter of forks moved).  So one that ended may still be here
 for a while: whoever takes one in has it refreshed first.  Of what is known only what ran is read again: members
-of servers and young processes (one may still exec or set its title) at each look, the others from time to time, and the
-more seldom the longer they have done nothing.
+of servers and young processes (one may still exec or set its title) at each look, the others from time to time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..model import ProcessId
@@ -22,8 +21,6 @@ YOUNG_SECONDS = 30.0
 FULL_LOOK_SECONDS = 30.0
 LISTING_SECONDS = 120.0
 """Between listings where PIDs are looked for as they are given out: half of a full look would be to list 2,000."""
-STILL_SECONDS = 300.0
-"""Who did not run for so long is asked whether it did with each listing only: it hardly becomes a server."""
 MOST_GIVEN = 512
 """PIDs that may have been given out lately and are looked for one by one; of more all processes are listed."""
 RETRY_SECONDS = 60.0
@@ -57,7 +54,6 @@ class Known:
     failures: int = 0  # readings in a row that hung or failed
     clock: int | None = None  # its CPU time just before stat was read
     read_at: float = float("-inf")  # the last look that read stat, or knew it to be the same
-    moved_at: float = float("-inf")  # the last look that read stat
     id: ProcessId = field(init=False)
     _read_as: tuple[str, int] = ("", 0)  # comm and stack when the command line was read
 
@@ -154,7 +150,7 @@ class ProcessTable:
         if given is None or (full and is_listing_due):
             self._list_if_forked(now, full)
         elif full:
-            self._refresh_known(now, [known for known in self._known.values() if now - known.moved_at < STILL_SECONDS])
+            self._refresh_all(now)
         self._look_at(given or (), reads, now)
         for pid in tuple(self._young):
             known = self._known.get(pid)
@@ -227,13 +223,13 @@ class ProcessTable:
         self._listed = listed if is_whole else None
         if full:
             self._listing, self._has_missed = now, False
-            self._refresh_known(now, list(self._known.values()))
+            self._refresh_all(now)
 
-    def _refresh_known(self, now: float, due: Sequence[Known]) -> None:
+    def _refresh_all(self, now: float) -> None:
         """Nearly all stand still, so their clocks are asked for at once; one that is gone has none."""
         self._full_look = now
-        clocks = self._proc.cpu_clocks([known.stat.pid for known in due])
-        for known, clock in zip(due, clocks, strict=True):
+        clocks = self._proc.cpu_clocks(list(self._known))
+        for known, clock in zip(tuple(self._known.values()), clocks, strict=True):
             if not self._stands_still(known, clock, now):
                 self._refresh(known.stat.pid, now, clock)
 
@@ -273,13 +269,13 @@ class ProcessTable:
             if known.stat.ppid != stat.ppid:
                 self._take_from_parent(known)
                 self._below.setdefault(stat.ppid, {})[pid] = known
-            known.stat, known.clock, known.read_at, known.moved_at = stat, clock, now, now
+            known.stat, known.clock, known.read_at = stat, clock, now
             self._changed[pid] = None
             return
         owner = self._proc.owner(pid)
         if owner is not None:
             self._lose(pid)
-            known = self._known[pid] = Known(stat, now, owner, clock=clock, read_at=now, moved_at=now)
+            known = self._known[pid] = Known(stat, now, owner, clock=clock, read_at=now)
             self._below.setdefault(stat.ppid, {})[pid] = known
             self._changed[pid] = None
             self._young.add(pid)
