@@ -6,7 +6,8 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from .containers import CannotBuildError
 from .packages import documented
@@ -18,6 +19,8 @@ LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 """Podman raises both by default, which a machine that is a guest itself may forbid."""
 
 SECONDS = 300.0
+PYTHON = "/opt/stallwatch/bin/python"
+"""In the image."""
 
 
 def podman(*words: str, check: bool = True) -> str:
@@ -34,6 +37,19 @@ def need(image: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=SECONDS)
     if done.returncode != 0:
         raise CannotBuildError(f"podman: {done.stderr[-300:]}")
+
+
+@contextmanager
+def running(name: str, words: Sequence[str]) -> Iterator[None]:
+    """A container of this name while the block runs."""
+    podman(*words)
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(podman("logs", "--tail", "40", name, check=False))
+        raise
+    finally:
+        podman("rm", "--force", "--time", "3", "--volumes", name, check=False)
 
 
 def as_documented(image: str, name: str, *extra: str, settings: Sequence[str] = ()) -> list[str]:

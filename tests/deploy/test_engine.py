@@ -13,37 +13,10 @@ import pytest
 
 from e2e.harness import CONFIG, PATIENCE, fetch, free_port, wait_until
 
-from .containers import CannotBuildError, base, build
-from .engine import LIMITS, as_documented, need, podman
+from .engine import LIMITS, PYTHON, as_documented, podman, running
 from .packages import ROOT
 
 pytestmark = pytest.mark.e2e
-
-PYTHON = "/opt/stallwatch/bin/python"
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("engine")
-    try:
-        found = build(base(folder), folder)
-        need(found)
-    except CannotBuildError as error:
-        pytest.skip(f"no container can be run here: {error}")
-    return found
-
-
-@contextmanager
-def running(name: str, words: list[str]) -> Iterator[None]:
-    """A container of this name while the block runs."""
-    podman(*words)
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(podman("logs", "--tail", "40", name, check=False))
-        raise
-    finally:
-        podman("rm", "--force", "--time", "3", "--volumes", name, check=False)
 
 
 @contextmanager
@@ -85,9 +58,9 @@ def servers(port: int) -> dict[str, dict[str, Any]]:
     return {each["server"]: each for each in json.loads(text)["servers"]} if status == 200 else {}
 
 
-def test_the_documented_container_judges_a_server_of_another_one(image: str, tmp_path: Path) -> None:
+def test_the_documented_container_judges_a_server_of_another_one(engine_image: str, tmp_path: Path) -> None:
     name = f"chat-{free_port()}"
-    with exporter(image, tmp_path) as port, server(image, name) as its_port:
+    with exporter(engine_image, tmp_path) as port, server(engine_image, name) as its_port:
         called = f"sglang-{its_port}@{name}"
         wait_until(
             lambda: servers(port).get(called, {}).get("state") == "stalled", 2 * PATIENCE, f"{called} stalled", 0.2
@@ -103,10 +76,10 @@ def test_the_documented_container_judges_a_server_of_another_one(image: str, tmp
     assert 'pod=""' in info
 
 
-def test_without_a_log_that_a_file_holds_it_says_so(image: str, tmp_path: Path) -> None:
+def test_without_a_log_that_a_file_holds_it_says_so(engine_image: str, tmp_path: Path) -> None:
     """The silent twin: the same server, and an engine that keeps nothing of what it says."""
     name = f"mute-{free_port()}"
-    with exporter(image, tmp_path) as port, server(image, name, "--log-driver", "none") as its_port:
+    with exporter(engine_image, tmp_path) as port, server(engine_image, name, "--log-driver", "none") as its_port:
         called = f"sglang-{its_port}@{name}"
         wait_until(lambda: called in servers(port), PATIENCE, called, 0.2)
         states = {channel["channel"]: channel["state"] for channel in servers(port)[called]["channels"]}

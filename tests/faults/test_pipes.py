@@ -1,6 +1,7 @@
 """The container runtime stands still: whoever reads a server's output reads no more, and its ranks block in a write.
 
-Twin without processes: test_checks.py and test_naming.py, "a write that nobody takes".
+Twin without processes: test_checks.py and test_naming.py, "a write that nobody takes".  With a real runtime:
+tests/deploy/test_stopped_runtime.py.
 """
 
 from __future__ import annotations
@@ -116,13 +117,15 @@ def test_a_server_that_blocks_in_a_write_is_stalled_and_says_so(folder: Path, ru
         ).stdout
         meanwhile = exporter.rest(1.0)
         runtime.go_on()
-        exporter.wait_for("a server that is ready", lambda page: page.state(NAME) == "idle")
+        afterwards = exporter.wait_for("a server that is ready", lambda page: page.state(NAME) == "idle")
 
     assert told.at - blocked_at <= STALL_AFTER + LATE
     assert told.labels("server_reason", "reason") == {"blocked_io"}
     assert told.labels("main_thread", "wait") == {"write"}
     assert not told.labels("rank_suspect", "rank"), "they wait for their reader, and not for one of them"
     assert "pipe_write" in stacks
+    assert afterwards.labels("server_reason", "reason") == {"no_evidence"}, "ready; whether it has work is not known"
+    assert "write" not in afterwards.labels("main_thread", "wait")
     all_hold(meanwhile, lambda page: not page.failed(), "every collector works")
 
 
