@@ -43,6 +43,7 @@ from stallwatch.model import Report
 from stallwatch.parse.report import format_text, parse_files
 from stallwatch.presentation import document, text, verdict_line
 from stallwatch.recordings.record import Recorder
+from stallwatch.sources.discovery import read_facts
 from stallwatch.sources.logs.search import literal_finder
 from stallwatch.state_file import open_state
 from stallwatch.strict_yaml import InputError
@@ -440,18 +441,21 @@ def flags(*names: str) -> list[str]:
 COMMANDS: Mapping[str, list[str]] = {
     "vllm": [
         *("vllm", "serve", f"https://user:{core('url_user')}@hub.example/{core('vault')}/org/m?token={core('npm')}"),
-        *("-tp", "2", "--port", "8000"),
+        *("-tp", "2", "--port", "8000", "--served-model-name"),
+        f"https://user:{core('slack')}@hub.example/{core('jwt')}/org/m?token={core('github')}",
         *flags("--api-key", "--ssl-keyfile-password", "--hf-token", "--middleware", "--x"),
         *("--speculative-config", f'{{"model": "/{core("jwt")}/a/b", "token": "{core("github")}", "method": "eagle"}}'),
     ],
     "sglang": [
         *("python3", "-m", "sglang.launch_server", "--model-path", f"/srv/{core('docker')}/org/m", "--tp", "2"),
+        f"--served-model-name=oauth2:{core('git_remote')}@git.example/{core('npm')}/org/m",
         *("--port", "30000", "--nnodes", "2", "--dist-init-addr", f"u:{core('amqp')}@10.0.0.1:5000"),
         *flags("--api-key", "--admin-api-key", "--storage-key"),
         *("--speculative-algorithm", SECRETS["pem_key"]),
     ],
     "llamacpp": [
         *("llama-server", "-m", f"s3://{core('aws_access_key')}:x@bucket/a/b/m.gguf#{core('slack')}", "--port", "9000"),
+        *("--alias", f"b/m.gguf&api_key={core('vault')}"),
         *flags("--api-key", "-hft", "--hf-token"),
     ],
     "lmdeploy": [
@@ -459,6 +463,7 @@ COMMANDS: Mapping[str, list[str]] = {
         "serve",
         "api_server",
         "/m/org/m",
+        *("--model-name", f"org/m {SECRETS['bearer']}"),
         *flags("--api-keys", "--ssl"),
         "--server-port",
         "23333",
@@ -597,6 +602,49 @@ def test_the_machine_was_read_or_nothing_was_tested(life: Life) -> None:
     assert life.log
     models = {server.server.framework: server.server.model for server in report.servers}
     assert (models["vllm"], models["sglang"], models["llamacpp"]) == ("org/m", "org/m", "b/m.gguf")
+    assert models["lmdeploy"] == "org/m"
+
+
+MODEL_NAMES = (
+    "https://user:{}@hub.example/org/m",
+    "https://hub.example/{}/org/m",
+    "s3://{}:x@bucket/a/m",
+    "oauth2:{}@git.example/m",
+    "{}@git.example/m",
+    "user:{}@git.example",
+    "/srv/{}/org/m",
+    "org/m?token={}",
+    "org/m#{}",
+    "org/m&api_key={}",
+    "org/m;{}",
+    "m token {}",
+    "m, api-key: {}",
+    "m Bearer {}",
+    '{{"name": "m", "key": "{}"}}',
+)
+"""Names of models with something in them that is none."""
+NAMED_BY = {
+    **dict.fromkeys(("vllm", "sglang"), "--served-model-name"),
+    "llamacpp": "--alias",
+    "lmdeploy": "--model-name",
+}
+SHAPELESS = frozenset(("aws_secret_key",))
+"""Secrets that nobody can tell from a name."""
+
+
+@pytest.mark.parametrize("framework", NAMED_BY)
+def test_no_secret_is_told_in_the_name_that_a_server_is_given_for_its_model(framework: str) -> None:
+    of = next(each for each in FRAMEWORKS if each.name == framework)
+    names = [form.format(core("bearer")) for form in MODEL_NAMES]
+    names += [secret for kind, secret in SECRETS.items() if kind not in SHAPELESS]
+    shown = {}
+    for name in names:
+        for words in ([NAMED_BY[framework], name], [f"{NAMED_BY[framework]}={name}"], ["--model-path", name, name]):
+            found = read_facts(of, words).model
+            shown[f"{words[0]} {name}"] = found
+
+    assert {"org/m", "a/m", "m"} <= set(shown.values())
+    assert_clean(shown)
 
 
 # --- everything that leaves ----------------------------------------------------------------------------------

@@ -49,6 +49,16 @@ MOST_MATCHED = 4 << 10
 
 _JOB = re.compile(r"[0-9]{1,10}")
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+_BEHIND_A_NAME = re.compile(
+    r"[?#&;={\"'`]|-----BEGIN|\b(?:bearer|basic|token|api[_-]?key|password|passwd|secret|authorization|cookie)[:\s]",
+    re.IGNORECASE,
+)
+"""What stands behind the name of a model where it begins with one: a query, a header, a key."""
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:sk-|sk_(?:live|test)_|hf_|gh[opsu]_|glpat-|xox[a-z]-|A[KS]IA|AIza|ya29\.|npm_|pypi-|SG\.|nvapi-"
+    r"|hvs\.|dapi|eyJ|FwoG|IQoJ|AGE-SECRET-KEY-|bot\d{1,20}:)[A-Za-z0-9_.+-]{16,}"
+)
+"""Keys that their makers gave a form of their own."""
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
 _VALUE_OPTIONS = ("-W", "-X", "--check-hash-based-pycs")
 _RUN_OPTION = re.compile(r"-[A-VYZabd-ln-z]*(?P<what>[mc])(?P<value>.*)", re.DOTALL)
@@ -206,10 +216,21 @@ def argument_value(argument: Argument, words: Sequence[str]) -> str | None:
 
 
 def short_model(text: str) -> str:
-    """The last two path parts, with scheme, user, query and fragment removed; at most 128 bytes."""
+    """The last two path parts, with scheme, user, query, fragment and whatever looks like a secret removed.
+
+    At most 128 bytes.  A name that is nothing but a secret of no known form is told as it is.
+    """
     text = re.sub(r"^[a-z][a-z0-9+.-]*://(?:.*@)?", "", text, flags=re.IGNORECASE | re.DOTALL)
-    text = re.split(r"[?#]", text)[0]
+    text = _TOKEN.sub("", _BEHIND_A_NAME.split(text, maxsplit=1)[0])
+    text = _without_user(text).rstrip(" ,")
     return "/".join([part for part in text.split("/") if part][-2:])[:128]
+
+
+def _without_user(text: str) -> str:
+    """Without who logs in, where no scheme says that it is an address: user:password@host, user@host/path."""
+    host, slash, path = text.partition("/")
+    user, _, after = host.rpartition("@")
+    return after + slash + path if ":" in user or (user and path) else text
 
 
 def group_hash(rendezvous: str, nnodes: int) -> str:
