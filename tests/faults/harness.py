@@ -236,6 +236,7 @@ class Exporter(Program):
         self.scrapes = Scrapes(self.url)
         self.may_end = False
         self.is_checked = True
+        self.leap = 0.0  # seconds by which its clocks go ahead at once, and by which a report is older then
 
     def wait_started(self) -> None:
         def answers() -> bool:
@@ -271,6 +272,7 @@ class Exporter(Program):
         history, waited = self.scrapes.history, self.scrapes.waited
         slow = {n: scrape.seconds for n, scrape in enumerate(history) if scrape.seconds >= SLOWEST_SCRAPE}
         late = {n: scrape.age for n, scrape in enumerate(history) if scrape.status != 200}
+        late = {n: age - self.leap * (age > self.leap) for n, age in late.items()}
         for found, most in ((slow, SLOWEST_SCRAPE), (late, OLD_SECONDS + ROUNDED)):
             ours = {n: (seconds, waited(n, seconds)) for n, seconds in found.items()}
             wrong = {n: times for n, times in ours.items() if times[0] - times[1] > most}

@@ -148,6 +148,7 @@ def test_ten_minutes_without_us_page_nobody(folder: Path, victim: Path, shim: Pa
     quiet = Victim(victim, folder / "quiet.log")
     with quiet, Exporter(folder, environment=clocks.environment) as exporter:
         wait_for_quiet(exporter, quiet)
+        exporter.leap = 600.0
         clocks.add(600.0, 600.0)
         time.sleep(2 * TICK)
         check_a_pause(exporter, quiet, time.time(), 600.0)
