@@ -28,22 +28,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_node import GpuNode, card
+from gpu_node import answer as cards
 from proc_tree import ProcTree, threads
 from proc_tree import Thread as ProcThread
 from stallwatch.assembly import Settings, make_daemon
 from stallwatch.cli import COMMANDS as COMMANDS_OF_OURS
 from stallwatch.cli import main
-from stallwatch.config import Thresholds, load_config
+from stallwatch.config import Config, Thresholds, load_config
 from stallwatch.daemon import Daemon
 from stallwatch.exposition import Exposition
 from stallwatch.frameworks import load_frameworks
 from stallwatch.log_format import Formatter
 from stallwatch.memory import Memory
-from stallwatch.model import Report
+from stallwatch.model import Reading, Report, Scene
 from stallwatch.parse.report import format_text, parse_files
 from stallwatch.presentation import document, text, verdict_line
 from stallwatch.recordings.record import Recorder
+from stallwatch.sources import Host, Moment
 from stallwatch.sources.discovery import read_facts
+from stallwatch.sources.gpus import nvml
+from stallwatch.sources.gpus.collector import Gpu
+from stallwatch.sources.gpus.kernel_log import KernelLog
+from stallwatch.sources.gpus.nvml_child import CardAnswer
+from stallwatch.sources.gpus.xid_log import XidLog
 from stallwatch.sources.logs.search import literal_finder
 from stallwatch.state_file import open_state
 from stallwatch.strict_yaml import InputError
@@ -818,6 +826,69 @@ def test_the_metrics_of_a_server_leave_numbers_only(caplog: pytest.LogCaptureFix
     found = values(seen)
     assert (found["server_requests_running",], found["server_requests_waiting",]) == (3.0, float(len(SECRETS)))
     assert_clean({"readings": repr(seen), "log": caplog.text})
+
+
+# --- the kernel's log, and the driver --------------------------------------------------------------------------
+
+KERNEL_LINES = (
+    "NVRM: Xid (PCI:0000:10:00): 79, pid=1234, name={}, GPU has fallen off the bus.",
+    "NVRM: Xid (PCI:0000:10:00): 13, pid='{}', name={}, Graphics Exception: {}",
+    "NVRM: Xid (PCI:0000:10:00 GPU-I:{}): 31, pid=7, name=x, Ch 00000008, intr {}",
+    "NVRM: Xid (PCI:{}): 48, pid=1",
+    "NVRM: GPU {} has fallen off the bus",
+    "NVRM: The NVIDIA GPU {}",
+    "NVRM: {}",
+    "{}",
+    "python3[{}]: segfault at 0 ip 0 sp 0 error 4 in {}[0+1000]",
+    "Memory cgroup out of memory: Killed process 12 ({}) total-vm:1kB",
+)
+"""Processes choose their names, and the driver prints them."""
+OF_THE_DRIVER = ("name", "capability", "pci")
+"""What a card says of itself in words; its UUID stands for it everywhere."""
+
+
+def kernel_log(folder: Path) -> Path:
+    """Every line with every secret, as the kernel's own and as any user's."""
+    (folder / "dev").mkdir()
+    lines = [planted(form, secret) for form in KERNEL_LINES for secret in SECRETS.values()]
+    records = [f"{3 + 8 * (number % 2)},{number},{number},-;{line}\n" for number, line in enumerate(2 * lines)]
+    (folder / "dev/kmsg").write_text("".join(records))
+    return folder
+
+
+def looked_at_cards(folder: Path, card_: CardAnswer) -> tuple[list[Reading], Gpu]:
+    node = GpuNode(folder / "node")
+    log = XidLog(folder, KernelLog(kernel_log(folder), may_be_file=True))
+    source_ = Gpu(Host(Config(), (), node.tree.root, folder), node.driver, log)
+    node.driver.says = cards(card_, xids=((card_.uuid, 43),))
+    found = list(source_.read(Scene(), Moment(1000.0, 1_700_001_000.0)))
+    source_.close()
+    return [item for item in found if isinstance(item, Reading)], source_
+
+
+def test_of_the_kernels_log_numbers_only_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is kept is looked at, too."""
+    caplog.set_level(logging.DEBUG)
+    told, source_ = looked_at_cards(tmp_path, card())
+
+    xids = {reading.labels[1] for reading in told if reading.signal.name == "gpu_xid_errors_total"}
+    assert {"79", "31"} <= xids <= {"79", "31", "13", "48", "unknown"}
+    kept = repr(source_._faults.__dict__) + repr(source_._kernel._faults)  # type: ignore[attr-defined]
+    assert_clean({"readings": repr(told), "log": caplog.text, "kept": kept})
+
+
+def test_what_a_card_is_called_is_told_once_and_nobodys_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The names of a card are its maker's; those of processes, which are anybody's, the driver is not asked for."""
+    caplog.set_level(logging.DEBUG)
+    told, _ = looked_at_cards(tmp_path, card(rows=[(100, 1)], **dict.fromkeys(OF_THE_DRIVER, SECRETS["jwt"])))
+
+    leaking = {reading.signal.name for reading in told if leaks(repr((reading.labels, reading.reason)))}
+    assert leaking == {"gpu_info"}
+    assert_clean({"log": caplog.text})
+    asked_for = set(
+        re.findall(r"nvml\w*(?:Name|UUID|Version|Serial|Vbios\w*|Comm\w*)\b", Path(nvml.__file__).read_text())
+    )
+    assert asked_for == {"nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlSystemGetDriverVersion"}
 
 
 # --- what we are given ---------------------------------------------------------------------------------------
