@@ -851,7 +851,8 @@ def kernel_log(folder: Path) -> Path:
     """Every line with every secret, as the kernel's own and as any user's."""
     (folder / "dev").mkdir()
     lines = [planted(form, secret) for form in KERNEL_LINES for secret in SECRETS.values()]
-    records = [f"{3 + 8 * (number % 2)},{number},{number},-;{line}\n" for number, line in enumerate(2 * lines)]
+    both = [(facility, line) for facility in (0, 1) for line in lines]
+    records = [f"{3 + 8 * facility},{number},{number},-;{line}\n" for number, (facility, line) in enumerate(both)]
     (folder / "dev/kmsg").write_text("".join(records))
     return folder
 
@@ -860,7 +861,7 @@ def looked_at_cards(folder: Path, card_: CardAnswer) -> tuple[list[Reading], Gpu
     node = GpuNode(folder / "node")
     log = XidLog(folder, KernelLog(kernel_log(folder), may_be_file=True))
     source_ = Gpu(Host(Config(), (), node.tree.root, folder), node.driver, log)
-    node.driver.says = cards(card_, xids=((card_.uuid, 43),))
+    node.driver.says = cards(card_)
     found = list(source_.read(Scene(), Moment(1000.0, 1_700_001_000.0)))
     source_.close()
     return [item for item in found if isinstance(item, Reading)], source_
@@ -880,7 +881,8 @@ def test_of_the_kernels_log_numbers_only_are_told(tmp_path: Path, caplog: pytest
 def test_what_a_card_is_called_is_told_once_and_nobodys_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The names of a card are its maker's; those of processes, which are anybody's, the driver is not asked for."""
     caplog.set_level(logging.DEBUG)
-    told, _ = looked_at_cards(tmp_path, card(rows=[(100, 1)], **dict.fromkeys(OF_THE_DRIVER, SECRETS["jwt"])))
+    named: dict[str, Any] = dict.fromkeys(OF_THE_DRIVER, SECRETS["jwt"])
+    told, _ = looked_at_cards(tmp_path, card(rows=[(100, 1)], **named))
 
     leaking = {reading.signal.name for reading in told if leaks(repr((reading.labels, reading.reason)))}
     assert leaking == {"gpu_info"}
