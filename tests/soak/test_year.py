@@ -1,6 +1,6 @@
 """A year of starts and ends in minutes: memory, descriptors, threads, series and everything that is kept stay flat.
 
-`make soak`.  What is measured is drawn in docs/pictures/soak.svg (`python -m soak.picture FILE`, in tests/).
+`make soak`.  What is measured is drawn in docs/pictures/soak.png (`python -m soak.picture FILE`, in tests/).
 """
 
 from __future__ import annotations

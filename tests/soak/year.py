@@ -93,7 +93,8 @@ class Failing:
 class Year:
     """The real daemon, four collectors, the pages and the state file; the clock is moved by hand.
 
-    The machine is a folder: see soak.machine.  Sockets, endpoints and cards are left out: they need a real machine.
+    The machine is a folder: see soak.machine.  Sockets, endpoints and cards are left out: they need a real machine
+    (see tests/test_comings_and_goings.py).
     """
 
     def __init__(self, folder: Path, amounts: Amounts) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from ..config import Config
 from ..model import HealthTarget, Listener, Observation, ProcessId, Scene, Server, Signal
 from ..signals import (
     FINISHED_REQUESTS,
@@ -164,6 +165,11 @@ class Endpoints:
         self._pages_not_there: dict[tuple[str, ProcessId], int] = {}  # reads left until the next try
         self._contexts: dict[bool, ssl.SSLContext] = {}
         self._far = Questions(Guards(Mounts(str(host.proc)), host.read_deadline_seconds))
+        self._config, self._pending = host.config, host.config
+
+    def configure(self, config: Config) -> None:
+        """Take a new configuration at the next read."""
+        self._pending = config
 
     def read(self, scene: Scene, now: Moment) -> Iterator[Observation]:
         """Ask every server that listens, all at once, and say what came within the deadline.
@@ -172,6 +178,8 @@ class Endpoints:
         server's own page are absent when the page does not have them.
         """
         self._far.guards.mounts.refresh(now.monotonic)
+        if self._pending is not self._config:
+            self._apply(self._pending)
         self._forget(scene)
         self._count_from_zero(scene)
         probes = list(self._probes(scene))
@@ -185,6 +193,14 @@ class Endpoints:
 
     def close(self) -> None:
         """Nothing is kept open between reads."""
+
+    def _apply(self, config: Config) -> None:
+        """What is not asked for any more is forgotten; a token above all."""
+        before, targets = (_targets(each) for each in (self._config, config))
+        self._config = config
+        gone = {target.bearer_file for target in before} - {target.bearer_file for target in targets}
+        self._far.forget([f"token {path}" for path in gone])
+        self._names.keep({_host_name(target.url) for target in targets})
 
     def _forget(self, scene: Scene) -> None:
         names = {server.name for server in scene.servers}
@@ -345,6 +361,10 @@ def _plain(listener: Listener, path: str, page: MetricsPage | None = None) -> Re
         path=path,
         take=page.take if page else None,
     )
+
+
+def _targets(config: Config) -> list[HealthTarget]:
+    return [server.health for server in config.servers if server.health is not None]
 
 
 def _token_or_problem(path: str) -> str | OSError | ValueError:

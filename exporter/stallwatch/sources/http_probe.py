@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -286,6 +286,13 @@ class Names:
         for thread in filter(None, asked):
             thread.join(max(0.0, deadline - time.monotonic()))
         return literals | {host: self._found[host] for host in wanted if host in self._found}
+
+    def keep(self, hosts: Collection[str]) -> None:
+        """Forget all others, but for whom a look-up is running."""
+        running = {host for host, thread in list(self._running.items()) if thread.is_alive()}
+        for known in (self._found, self._running):
+            for host in [host for host in known if host not in hosts and host not in running and host != "localhost"]:
+                del known[host]
 
     def _start(self, host: str) -> threading.Thread | None:
         """None while a limit of processes allows no thread: what was found before stands."""

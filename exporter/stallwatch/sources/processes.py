@@ -125,6 +125,7 @@ class Processes:
         self._units = units or UnitStates(find_program(host.root))
         self._room = Room(shares().members if most_kept is None else most_kept)
         self._crew = Crew(self._proc, self._table, self._room)
+        self._config = host.config
         self._apply(host.config)
         self._tracked: dict[str, Tracked] = {}
         self._starts: dict[str, int] = {}
@@ -148,6 +149,8 @@ class Processes:
         self._pending = config
 
     def _apply(self, config: Config) -> None:
+        gone = {self._pid_path(name) for name in _pid_files(self._config) - _pid_files(config)}
+        self._far.forget([f"pid {path}" for path in gone])
         self._config, self._pending = config, None
         self._users = _user_ids(config.discovery.users)
         wanted = config.discovery.frameworks
@@ -292,10 +295,13 @@ class Processes:
     def _pid_in(self, name: str) -> int:
         """What a file says, looked at once in a look; what it said last while its mount does not answer."""
         if name not in self._pids:
-            path = str(self._host.root / name.lstrip("/"))
+            path = self._pid_path(name)
             answer = self._far.ask(f"pid {path}", self._far.guards.mounts.far(path), lambda: _pid_in_file(path))
             self._pids[name] = -1 if answer is None else answer
         return self._pids[name]
+
+    def _pid_path(self, name: str) -> str:
+        return str(self._host.root / name.lstrip("/"))
 
     def _matches_command(self, name: str, known: Known) -> bool:
         """The first process whose own command fits: not a shell that holds it, not a child that inherited it."""
@@ -533,6 +539,10 @@ def _with_configuration(facts: Facts, configured: ConfiguredServer | None) -> Fa
         pipeline_parallel=1 if ranks else facts.pipeline_parallel,
         data_parallel=1 if ranks else facts.data_parallel,
     )
+
+
+def _pid_files(config: Config) -> set[str]:
+    return {server.match.pid_file for server in config.servers if server.match.pid_file is not None}
 
 
 def _pid_in_file(path: str) -> int:
