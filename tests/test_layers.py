@@ -59,7 +59,7 @@ ALLOWED: Mapping[str, str] = {
     "sources.runtime_names": "sources.host_files sources.runtime_folders",
     "sources.cgroup_roots": "sources.cgroups",
     "sources.attribution": "model sources.cgroups sources.host_files sources.logs.guard sources.logs.mounts"
-    " sources.procfs sources.runtime_names",
+    " sources.passing sources.procfs sources.runtime_names",
     "sources.logs.containers": "sources.host_files sources.procfs sources.runtime_folders",
     "sources.logs.decode": "",
     "sources.logs.earlier": "sources.untrusted_paths",

@@ -22,6 +22,7 @@ from .cgroups import Placement, parse_cgroup
 from .host_files import HostFiles
 from .logs.guard import Questions
 from .logs.mounts import FarError
+from .passing import may_pass
 from .procfs import ProcFs, Stat
 from .runtime_names import Names, RuntimeNames, kubernetes_name
 
@@ -121,9 +122,12 @@ class Attribution:
         self._files = HostFiles(root, far.guards.mounts.under)
         self._known: dict[str, _Known] = {}
 
-    def home(self, pid: int, now: float) -> Home:
-        """Where a process runs; `now` in monotonic seconds."""
-        placement = parse_cgroup(self._proc.cgroup(pid))
+    def home(self, pid: int, now: float, group: str | None = None) -> Home:
+        """Where a process runs; `now` in monotonic seconds, `group`: its cgroup file, if that was read already.
+
+        OSError when that could not be read now.
+        """
+        placement = parse_cgroup(self._proc.cgroup(pid) if group is None else group)
         container, hints = mounted(self._mountinfo(pid)) if self._has_our_users(pid) else ("", Names())
         if not placement.container:
             placement = replace(placement, container_id=container)
@@ -221,11 +225,13 @@ class Attribution:
         return self._content(str(pid), "mountinfo")
 
     def _content(self, process: str, name: str) -> str:
-        """A file of a process; empty when it cannot be read."""
+        """A file of a process; empty when there is none, or it is not for us.  OSError when it cannot be read now."""
         try:
             with open(self._proc.root / process / name, "rb", buffering=0) as file:
                 return file.read(_MOUNTINFO_BYTES).decode("utf-8", "replace")
-        except OSError:
+        except OSError as error:
+            if may_pass(error):
+                raise
             return ""
 
 

@@ -12,6 +12,7 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
 
@@ -116,6 +117,7 @@ class Processes:
         self._groups = CgroupFiles(host.root)
         first, ours = self._proc.cgroup(1), self._proc.own_cgroup()
         self._proc.cgroup_roots = roots(first, ours, self._groups.mounts, os.getpid())
+        self._has_groups = bool(ours)  # then everybody has one, and an empty file is one that could not be read
         self._far = Questions(Guards(Mounts(str(host.proc)), host.read_deadline_seconds))
         self._streams = StreamPlaces.of(self._proc, host.root, self._far)
         self._homes = Attribution(
@@ -329,12 +331,18 @@ class Processes:
         configured: ConfiguredServer | None = None,
     ) -> None:
         framework = self._framework(framework_name)
-        berth = TRUSTED if configured else self._berth(root)
+        group = self._proc.cgroup(root.stat.pid)
+        if self._has_groups and not group:
+            return  # that says where it runs and what it is called: at the next look
+        berth = TRUSTED if configured else self._berth(root, group)
         if framework is None or not self._is_living(root.id) or not self._has_room(root.id, berth):
             return
         command = root.command or Command()
         facts = _with_configuration(command.facts or Facts(), configured)
-        home = self._homes.home(root.stat.pid, now)
+        try:
+            home = self._homes.home(root.stat.pid, now, group)
+        except OSError:
+            return
         job = home.placement.slurm_job or command.slurm_job or self._homes.job(root.stat.pid)
         name = configured.name if configured else self._name(framework, role, facts, home)
         tracked = Tracked(
@@ -347,7 +355,7 @@ class Processes:
             starts=self._count_start(name, root.id),
             home=home,
             home_read=now,
-            around=Surroundings(self._groups, self._proc.cgroup(root.stat.pid)),
+            around=Surroundings(self._groups, group),
             configured=configured,
             berth=berth,
             slurm_job=job,
@@ -361,6 +369,13 @@ class Processes:
         self._crew.adopt(tracked, now)
         taken.update(tracked.members)
 
+    def _move(self, tracked: Tracked, now: float) -> None:
+        """Where a server runs may be known by now, or be another place; what cannot be read now changes nothing."""
+        group = self._proc.cgroup(tracked.root.pid)
+        with suppress(OSError):
+            if group or not self._has_groups:
+                tracked.home, tracked.home_read = self._homes.home(tracked.root.pid, now, group), now
+
     def _lives(self, tracked: Tracked) -> bool:
         """Whether its first process is still there: a restart between two looks ends the old start at once."""
         return not tracked.root_gone and self._is_living(tracked.root)
@@ -373,9 +388,9 @@ class Processes:
         self._dropped[root] = berth
         return False
 
-    def _berth(self, root: Known) -> Berth:
+    def _berth(self, root: Known, group: str) -> Berth:
         known = self._dropped.get(root.id)
-        return known or berth_of(self._proc.cgroup(root.stat.pid), root.user)
+        return known or berth_of(group, root.user)
 
     def _count_start(self, name: str, root: ProcessId) -> int:
         """Starts of the name; the least recent names are forgotten, long after their servers."""
@@ -434,7 +449,7 @@ class Processes:
     def _look_for_names(self, tracked: Tracked, now: float) -> None:
         """What its container and pod are called may not be known at once; the server's own name stays as it is."""
         if not tracked.home.is_complete and now - tracked.home_read >= RETRY_SECONDS:
-            tracked.home, tracked.home_read = self._homes.home(tracked.root.pid, now), now
+            self._move(tracked, now)
 
     def _ask_unit(self, tracked: Tracked, now: float) -> None:
         """Once something went missing: is it on purpose?  A stop that has begun leads to this start's end."""
