@@ -77,9 +77,20 @@ def test_those_calls_are_denied_and_no_other(tmp_path: object) -> None:
     assert set(found.values()) == {errno.EPERM}
 
 
+NO_PIDFD = {
+    "a kernel before 5.3": "def refuse(pid): raise OSError(38, 'not implemented')\nos.pidfd_open = refuse",
+    "a filter that lets them be opened only": (
+        "def refuse(pid, sig): raise OSError(1, 'not permitted')\nimport signal; signal.pidfd_send_signal = refuse"
+    ),
+    "a Python built with older headers": "del os.pidfd_open",
+    "a Python built with headers of 5.1": "import signal; del signal.pidfd_send_signal",
+}
+
+
 @here
-def test_where_children_have_no_pidfd_they_can_still_be_signalled() -> None:
-    found = errors("def refuse(pid): raise OSError(38, 'not implemented')\nos.pidfd_open = refuse")
+@pytest.mark.parametrize("before", NO_PIDFD.values(), ids=NO_PIDFD)
+def test_where_children_have_no_pidfd_they_can_still_be_signalled(before: str) -> None:
+    found = errors(before)
 
     assert {name for name, error in found.items() if error == errno.EPERM} == INTRUSIONS
 
@@ -129,3 +140,9 @@ def test_whoever_is_no_administrator_gives_up_new_rights_for_it() -> None:
 
 def test_on_another_machine_nothing_is_done() -> None:
     assert not deny_intrusions("riscv64")
+
+
+def test_a_python_of_32_bits_is_not_locked_out_of_everything() -> None:
+    done = run("import sys; sys.maxsize = 2**31 - 1; from stallwatch.call_filter import *; print(deny_intrusions())")
+
+    assert done.stdout == b"False\n"

@@ -30,7 +30,7 @@ ALLOWED: Mapping[str, str] = {
     "startup": "",
     "bell": "",
     "allocator": "",
-    "call_filter": "",
+    "call_filter": "children",
     "children": "",
     "rights": "",
     "heartbeat": "",

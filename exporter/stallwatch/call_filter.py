@@ -12,8 +12,11 @@ import errno
 import os
 import platform
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from .children import send
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _MODE_FILTER = 2
@@ -52,9 +55,10 @@ def deny_intrusions(machine: str = platform.machine()) -> bool:
     """From now on those calls fail with EPERM; it cannot be undone.  To be called while there is one thread.
 
     Signals only where our own children can be ended without (pidfd, Linux 5.3).  False where nothing was done: another
-    machine than those, or a kernel or container that takes no filter.
+    machine than those, a Python of 32 bits (all its calls are another machine's), or a kernel or container that takes
+    no filter.
     """
-    table = TABLES.get(machine)
+    table = TABLES.get(machine) if sys.maxsize > 1 << 32 else None
     if table is None:
         return False
     denied = [*table.intrusions.values(), *(table.signals.values() if _has_pidfd() else ())]
@@ -86,8 +90,9 @@ def _program(architecture: int, denied: Iterable[int]) -> Iterator[bytes]:
 
 
 def _has_pidfd() -> bool:
+    """Whether a signal can be sent so: the kernel, a filter, and the headers that Python was built with let it."""
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        send(os.getpid(), 0)
     except OSError:
         return False
     return True

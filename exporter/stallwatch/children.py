@@ -28,7 +28,7 @@ class Child(subprocess.Popen[bytes]):
         if self.poll() is not None:
             return
         try:
-            _send(self.pid, sig)
+            send(self.pid, sig)
         except ProcessLookupError:
             return
         except OSError:  # no pidfd: a kernel before 5.3, a filter older than they are, no descriptor left
@@ -46,8 +46,8 @@ class Child(subprocess.Popen[bytes]):
             self.kill()
 
 
-def _send(pid: int, sig: int) -> None:
-    """By pidfd.  The PID cannot be another process's: nobody but us collects our children."""
+def send(pid: int, sig: int) -> None:
+    """By pidfd; OSError where that cannot be.  The PID cannot be another process's: only we collect our children."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     descriptor = os.pidfd_open(pid)
