@@ -175,11 +175,11 @@ ALLOWED: Mapping[str, str] = {
     "recordings.rebuild": "model signals config startup derived recordings.format recordings.scrapes",
     "recordings.record": "model strict_yaml config frameworks assembly recordings.format",
     "check": ". config frameworks assembly strict_yaml daemon presentation printable stacks",
-    "serve": "allocator call_filter model strict_yaml frameworks assembly daemon exposition presentation memory"
+    "serve": "allocator model strict_yaml frameworks assembly daemon exposition presentation memory"
     " state_file heartbeat web.*",
     "drill": "model strict_yaml config",
     "rules": "strict_yaml config",
-    "cli": ". strict_yaml config log_format frameworks assembly serve check catalogue"
+    "cli": ". call_filter strict_yaml config log_format frameworks assembly serve check catalogue"
     " parse.report recordings.record recordings.replay drill.command drill.conditions drill.memory_cgroup"
     " drill.nvml_standin drill.table rules rules.command",
     "__main__": "cli",

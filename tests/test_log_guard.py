@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,46 +171,6 @@ def test_a_mount_that_comes_later_is_seen(node: Node) -> None:
     assert mounts.far(f"{node.far}/x") is None
     mounts.refresh(LOOK_SECONDS)
     assert mounts.far(f"{node.far}/x") == "0:41"
-
-
-MOUNTED = """
-    import ctypes, os, sys
-    from stallwatch.sources.logs import mounts
-    from stallwatch.sources.logs.mounts import LOOK_SECONDS, READ_SECONDS, Mounts
-
-    libc, folder = ctypes.CDLL(None, use_errno=True), sys.argv[1].encode()
-    if libc.unshare(0x00020000) or libc.mount(b"none", b"/", b"none", 0x4000 | 0x40000, None):
-        sys.exit(77)
-    real, read = mounts._content, []
-    mounts._content = lambda path: read.append(path) or real(path)
-    mine, said = Mounts(), []
-    def look(at):
-        read.clear()
-        mine.refresh(at)
-        said.append((len(read), os.fsdecode(folder) in mine._own.points, mine._table("self") is mine._own))
-    look(0.0)
-    look(LOOK_SECONDS)
-    if libc.mount(b"none", folder, b"tmpfs", 0, None):
-        sys.exit(77)
-    look(2 * LOOK_SECONDS)
-    look(3 * LOOK_SECONDS)
-    libc.umount2(folder, 2)
-    look(4 * LOOK_SECONDS)
-    look(4 * LOOK_SECONDS + READ_SECONDS)
-    print(said)
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_our_own_table_is_read_again_when_the_kernel_says_that_it_changed(tmp_path: Path) -> None:
-    """And after a while though it says nothing.  Read or not: what is known of our namespace is that table."""
-    code = [sys.executable, "-c", textwrap.dedent(MOUNTED), str(tmp_path)]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode == 77:
-        pytest.skip("no mount namespace here")
-
-    looks = [(1, False), (0, False), (1, True), (0, True), (1, False), (1, False)]
-    assert done.stdout.strip() == str([(read, is_there, True) for read, is_there in looks]), done.stderr
 
 
 @pytest.mark.parametrize("table", ["", "rubbish\n\n - \n1 2 3 4 5\n", "x y z / / rw - nfs\n", "\xff\n"])

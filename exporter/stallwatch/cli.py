@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import __version__, log_format
+from .call_filter import deny_intrusions
 from .config import COLLECTORS, DEFAULT_LISTEN_ADDRESS
 from .strict_yaml import InputError, is_plain, parse_duration, shown
 
@@ -290,6 +292,8 @@ def _run_serve(arguments: argparse.Namespace) -> int:
         enable_lifecycle=getattr(arguments, "web.enable-lifecycle"),
         config_file=getattr(arguments, "web.config.file") or None,
     )
+    if not deny_intrusions():
+        logging.getLogger(__name__).info("the kernel takes no filter of system calls here")
     return serve.serve(settings, web, getattr(arguments, "state.dir"))
 
 

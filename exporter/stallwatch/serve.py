@@ -15,7 +15,6 @@ from typing import TextIO
 
 from .allocator import keep_freed
 from .assembly import Settings, make_daemon, read_config
-from .call_filter import deny_intrusions
 from .daemon import Daemon
 from .exposition import render
 from .frameworks import load_frameworks
@@ -149,8 +148,6 @@ def serve(settings: Settings, web: WebSettings, state_folder: str | None = None)
     InputError when the configuration, or that of the web, is wrong.
     """
     keep_freed()
-    if not deny_intrusions():
-        log.info("the kernel takes no filter of system calls here")
     renewal = Renewal(web.config_file) if web.config_file else None
     published: list[Published] = []
     speaker = Speaker()

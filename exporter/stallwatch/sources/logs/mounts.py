@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -25,8 +22,6 @@ _LOCAL_NAMES = (
 LOCAL = frozenset(_LOCAL_NAMES.split())
 """File systems that answer without another machine or program; any other is taken for one that may not."""
 LOOK_SECONDS = 5.0
-READ_SECONDS = 60.0
-"""Our own table is read after so long whatever the kernel says of it."""
 MOST_LINKS = 40
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
@@ -95,32 +90,6 @@ UNKNOWN = "unknown"
 _UNREAD = _Table({}, {"/": Mount(-1, UNKNOWN, "/", is_far=True, is_fuse=True)}, has_far=True, lasting=frozenset())
 
 
-class _Changes:
-    """Whether a table of mounts was changed, as the kernel tells who polls it (proc_pid_mountinfo(5))."""
-
-    def __init__(self, path: str) -> None:
-        self._path, self._fd, self._poll = path, -1, select.poll()
-
-    def seen(self) -> bool:
-        """Since the last question.  True at the first one, and where nobody tells, as of a recorded tree."""
-        return bool(self._poll.poll(0)) if self._fd >= 0 else self._open()
-
-    def _open(self) -> bool:
-        with suppress(OSError):
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            status = os.fstat(fd)
-            if status.st_size == 0 and stat.S_IMODE(status.st_mode) == 0o444:  # the kernel's
-                self._fd = fd
-                self._poll.register(fd, select.POLLPRI)
-            else:
-                os.close(fd)
-        return True
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
-
 @dataclass(slots=True)
 class Mounts:
     """The mounts as we see them, and those of other processes where a path leads through /proc."""
@@ -131,33 +100,15 @@ class Mounts:
     _by_descriptor: dict[str, str | None] = field(default_factory=dict)
     _tables: dict[str, _Table] = field(default_factory=dict)  # by namespace
     _reread: set[str] = field(default_factory=set)  # namespaces whose table was read twice
-    _changes: _Changes = field(init=False)
-    _read_at: float = float("-inf")
-
-    def __post_init__(self) -> None:
-        self._changes = _Changes(f"{self.proc}/self/mountinfo")
 
     def refresh(self, at: float) -> None:
-        """Look at the table again, not at every turn, and only if it changed: on some nodes it is long.
-
-        `at` in monotonic seconds.
-        """
+        """Look at the table again, not at every turn: on some nodes it is long.  `at` in monotonic seconds."""
         if at - self._looked_at >= LOOK_SECONDS:
             self._looked_at, self._by_descriptor, self._tables = at, {}, {}
             self._reread.clear()
-            if self._changes.seen() or at - self._read_at >= READ_SECONDS:
-                self._take(self._table("self"), at)
-            else:
-                self._tables[self._namespace("self")] = self._own
-
-    def _take(self, table: _Table, at: float) -> None:
-        """Our own; one that could not be read now is read again at the next look, and the one before holds."""
-        if table is not _UNREAD:
-            self._read_at, self._own = at, table
-        elif self._read_at == float("-inf") and self._own is _NO_TABLE:
-            self._own = _UNREAD
-        else:
-            self._read_at = float("-inf")
+            table = self._table("self")
+            if table is not _UNREAD or self._own is _NO_TABLE:  # else the one before holds until the next look
+                self._own = table
 
     def far(self, path: str) -> str | None:
         """The key of the far mount that a path leads to; None when it is local."""
