@@ -248,6 +248,8 @@ def test_a_name_that_was_given_is_the_model() -> None:
         ("model, token secret", "model"),
         ("token-classifier/secretary", "token-classifier/secretary"),
         ("sk-learn/hf_model", "sk-learn/hf_model"),
+        ("/models/hf_llama3.1_70b_instruct", "models/hf_llama3.1_70b_instruct"),
+        ("hf_checkpoint-step-0012000", "hf_checkpoint-step-0012000"),
         ("Llama 3.1 (chat)", "Llama 3.1 (chat)"),
         ("org/hf_" + "x" * 34, "org"),
         ("", ""),

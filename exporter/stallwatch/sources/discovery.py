@@ -55,11 +55,10 @@ _BEHIND_A_NAME = re.compile(
 )
 """What stands behind the name of a model where it begins with one: a query, a header, a key."""
 _TOKEN = re.compile(
-    r"(?<![A-Za-z0-9])(?:sk-|sk_(?:live|test)_|hf_|gh[opsu]_|glpat-|xox[a-z]-|A[KS]IA|AIza|ya29\.|npm_|pypi-|SG\.|nvapi-"
-    r"|hvs\.|dapi|eyJ|FwoG|IQoJ|AGE-SECRET-KEY-|bot\d{1,20}:)(?=[A-Za-z0-9_.+-]{0,64}?[A-Za-z0-9]{16})[A-Za-z0-9_.+-]+"
+    r"(?<![A-Za-z0-9])(?:sk-|sk_(?:live|test)_|hf_(?=[A-Za-z0-9]{16})|gh[opsu]_|glpat-|xox[a-z]-|A[KS]IA|AIza|ya29\.|npm_"
+    r"|pypi-|SG\.|nvapi-|hvs\.|dapi|eyJ|FwoG|IQoJ|AGE-SECRET-KEY-|bot\d{1,20}:)[A-Za-z0-9_.+-]{16,}"
 )
-"""Keys that their makers gave a form of their own.  A name of words, as of a folder (`hf_llama3.1_70b_instruct`), is none.
-"""
+"""Keys that their makers gave a form of their own.  Folders begin with `hf_`, too, and go on in words."""
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")
 _VALUE_OPTIONS = ("-W", "-X", "--check-hash-based-pycs")
 _RUN_OPTION = re.compile(r"-[A-VYZabd-ln-z]*(?P<what>[mc])(?P<value>.*)", re.DOTALL)
