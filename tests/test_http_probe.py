@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import pytest
@@ -148,6 +148,44 @@ def test_a_resolver_that_hangs_costs_one_thread_and_the_known_address_stands() -
 
     assert [first, *while_hung] == [{"node.example": ("10.0.0.7",)}] * 4
     assert [asked.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
+class Wanted(set[str]):
+    """The hosts that are still asked for; while somebody looks who is, something else happens."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self._meanwhile = meanwhile
+
+    def __contains__(self, host: object) -> bool:
+        self._meanwhile()
+        return super().__contains__(host)
+
+
+def test_a_look_up_may_end_while_names_are_forgotten() -> None:
+    began, release, threads = threading.Event(), threading.Event(), list[threading.Thread]()
+
+    def ask(host: str) -> list[str]:
+        if host == "late.example":
+            threads.append(threading.current_thread())
+            began.set()
+            release.wait(60)
+        elif release.is_set():
+            raise OSError("unknown")
+        return ["10.0.0.3"]
+
+    def end() -> None:
+        release.set()
+        for thread in threads:
+            thread.join(60)
+
+    names = Names(ask)
+    names.look_up(["gone.example"], 60.0)
+    names.look_up(["late.example"], 0.0)
+    assert began.wait(60)
+    names.keep(Wanted(end))
+
+    assert names.look_up(["gone.example", "late.example"], 60.0) == {"late.example": ("10.0.0.3",)}
 
 
 def test_a_name_that_does_not_exist_is_left_out() -> None:

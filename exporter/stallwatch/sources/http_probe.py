@@ -291,8 +291,9 @@ class Names:
         """Forget all others, but for whom a look-up is running."""
         running = {host for host, thread in list(self._running.items()) if thread.is_alive()}
         for known in (self._found, self._running):
-            for host in [host for host in known if host not in hosts and host not in running and host != "localhost"]:
-                del known[host]
+            for host in tuple(known):  # a look-up that ends now adds one
+                if host not in hosts and host not in running and host != "localhost":
+                    del known[host]
 
     def _start(self, host: str) -> threading.Thread | None:
         """None while a limit of processes allows no thread: what was found before stands."""
