@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from recordings.kept import VARIABLE
-from stallwatch import signals
+from stallwatch import cli, signals
 from stallwatch.daemon import Daemon
 from stallwatch.drill.nvml_standin import NoCompilerError, build
 from stallwatch.model import (
@@ -42,6 +42,15 @@ GOLDEN = Path(__file__).parent / "golden"
 
 Golden = Callable[[str, str], None]
 """Compares a text with the golden file of that name."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unfiltered() -> Iterator[None]:
+    """A filter of system calls stays for ever: `serve` is under it in processes of its own (test_call_filter), not in
+    this one, whose other tests end processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "deny_intrusions", lambda: True)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

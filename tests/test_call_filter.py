@@ -9,11 +9,13 @@ import os
 import platform
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 
 from seccomp_launcher import library
+from stallwatch import cli, serve
 from stallwatch.call_filter import TABLES, deny_intrusions
 
 _TRY = """
@@ -106,6 +108,7 @@ def test_calls_of_another_kind_of_machine_are_denied_whatever_their_number() -> 
 
 _WORKS = """
 import signal, subprocess, sys, threading
+from stallwatch import cli, serve
 from stallwatch.call_filter import deny_intrusions
 from stallwatch.children import Child
 assert deny_intrusions()
@@ -146,3 +149,21 @@ def test_a_python_of_32_bits_is_not_locked_out_of_everything() -> None:
     done = run("import sys; sys.maxsize = 2**31 - 1; from stallwatch.call_filter import *; print(deny_intrusions())")
 
     assert done.stdout == b"False\n"
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_serve_begins_under_the_filter_or_says_that_there_is_none(
+    takes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = list[str]()
+
+    def noted(name: str, answer: int, *_: object) -> int:
+        calls.append(name)
+        return answer
+
+    monkeypatch.setattr(cli, "deny_intrusions", partial(noted, "filter", takes))
+    monkeypatch.setattr(serve, "serve", partial(noted, "serve", 0))
+
+    assert cli.main(["serve"]) == 0
+    assert calls == ["filter", "serve"]
+    assert ("takes no filter of system calls" in capsys.readouterr().err) is not takes
